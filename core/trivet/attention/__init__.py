@@ -1,0 +1,7 @@
+"""Attention as the runtime sees it: batches, decode paths and plan owners. Backends live in folders of their own."""
+
+from trivet.attention.batch import StepBatch
+from trivet.attention.protocol import DecodePath, PathRequest, PlanOwner, Replan, Verdict
+from trivet.attention.select import Selection, select_path
+
+__all__ = ["DecodePath", "PathRequest", "PlanOwner", "Replan", "Selection", "StepBatch", "Verdict", "select_path"]

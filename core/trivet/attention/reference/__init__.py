@@ -1,0 +1,1 @@
+"""The reference backend: paged attention in torch, on any device; the oracle of the others."""

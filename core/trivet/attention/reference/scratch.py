@@ -1,0 +1,32 @@
+"""How much scratch the reference attention takes. Free of torch: the planner asks without it."""
+
+from trivet.capacity import PlanCapacity
+from trivet.dtypes import item_bytes
+
+BLOCK_BYTES = 32 * 2**20
+"""Scratch that one block may take; a block holds at least one item, however large."""
+
+
+def item_scratch_bytes(capacity: PlanCapacity, dtype: str, height: int, extent: int) -> int:
+    """Temporaries of one work item: gathered and widened queries, keys and values, scores and their copies."""
+    width = item_bytes(dtype) + 4
+    queries = 3 * height * capacity.attention.query_elements * width
+    keys_and_values = 2 * extent * capacity.attention.kv_elements * width
+    scores = 3 * height * capacity.query_heads * extent * 4
+    return queries + keys_and_values + scores + 2 * index_bytes(capacity, dtype, height, extent)
+
+
+def index_bytes(capacity: PlanCapacity, dtype: str, height: int, extent: int) -> int:
+    """Index tensors of one work item: its queries' tokens, its keys' slots, and the bias between them."""
+    rows = height * capacity.attention.group_size
+    return rows * extent * item_bytes(dtype) + height * extent * 2 + 3 * (height + extent) * 8
+
+
+def scratch_bytes(capacity: PlanCapacity, dtype: str) -> int:
+    """Bound on the temporaries of one attention call: one block, the step's kept index, and its accumulators."""
+    height = min(capacity.tile.query_tokens, capacity.tokens)
+    extent = min(capacity.tile.kv_tokens, capacity.positions)
+    one_item = item_scratch_bytes(capacity, dtype, height, extent)
+    block = min(max(one_item, BLOCK_BYTES), capacity.query_tiles * one_item)
+    accumulators = 4 * capacity.tokens * capacity.query_heads * (capacity.head_dim + 2) * 4
+    return 2 * block + accumulators

@@ -1,0 +1,95 @@
+"""Recurrent and convolution state of the recurrent layers, by slot, and the snapshots of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from trivet.geometry import ModelGeometry, RecurrentGeometry
+from trivet.layout import BufferLayout, Buffers, BufferSpec
+
+if TYPE_CHECKING:
+    import torch
+
+PADDING_SLOTS = 1
+"""Slots on top of the pool that padding rows write to."""
+
+
+def state_layout(name: str, geometry: ModelGeometry, slots: int, dtype: str) -> BufferLayout:
+    """Buffers for `slots` states: per recurrent layer the state in float32 and the convolution tail in `dtype`."""
+    specs = []
+    for index in geometry.recurrent_layers:
+        layer = geometry.layers[index]
+        assert isinstance(layer, RecurrentGeometry)
+        specs.append(BufferSpec(f"recurrent.{index}", slots * math.prod(layer.state_shape), "float32"))
+        specs.append(BufferSpec(f"tail.{index}", slots * math.prod(layer.tail_shape), dtype))
+    return BufferLayout(name, tuple(specs))
+
+
+def snapshots_within(budget_bytes: int, geometry: ModelGeometry, dtype: str) -> int:
+    """How many snapshots `budget_bytes` holds; the bytes of one are read off the layout."""
+    one = state_layout("snapshot", geometry, 1, dtype).total_bytes
+    return budget_bytes // one if one else 0
+
+
+class StateOwner(Protocol):
+    """Owns the state of every request slot: cleared or restored before first use, saved by copy."""
+
+    def clear(self, slots: Sequence[int]) -> None:
+        """Zero the state of `slots`."""
+
+    def save(self, slot: int, snapshot: int) -> None:
+        """Copy the state of `slot` into `snapshot`."""
+
+    def restore(self, snapshot: int, slot: int) -> None:
+        """Copy `snapshot` into `slot`; the snapshot stays as it is."""
+
+
+class StatePool:
+    """The state owner over two layouts of the same shape: one for slots, one for snapshots."""
+
+    def __init__(self, geometry: ModelGeometry, slots: Buffers, snapshots: Buffers) -> None:
+        self.slots = slots
+        self.snapshots = snapshots
+        self._slot_views: dict[str, torch.Tensor] = {}
+        self._snapshot_views: dict[str, torch.Tensor] = {}
+        for index in geometry.recurrent_layers:
+            layer = geometry.layers[index]
+            assert isinstance(layer, RecurrentGeometry)
+            for name, shape in ((f"recurrent.{index}", layer.state_shape), (f"tail.{index}", layer.tail_shape)):
+                size = math.prod(shape)
+                for views, buffers in ((self._slot_views, slots), (self._snapshot_views, snapshots)):
+                    entries = buffers[name].numel() // size if size else 0
+                    views[name] = buffers[name].view(entries, *shape)
+
+    def recurrent(self, layer: int) -> torch.Tensor:
+        """``[slots, value_heads, key_dim, value_dim]``, float32: recurrent state of every slot."""
+        return self._slot_views[f"recurrent.{layer}"]
+
+    def tail(self, layer: int) -> torch.Tensor:
+        """``[slots, conv_channels, conv_kernel - 1]``: the last inputs of the convolution, oldest first."""
+        return self._slot_views[f"tail.{layer}"]
+
+    def clear(self, slots: Sequence[int]) -> None:
+        """Zero the state of `slots`."""
+        for view in self._slot_views.values():
+            for slot in slots:
+                view[slot].zero_()
+
+    def save(self, slot: int, snapshot: int) -> None:
+        """Copy the state of `slot` into `snapshot`."""
+        for name, view in self._slot_views.items():
+            self._snapshot_views[name][snapshot].copy_(view[slot])
+
+    def restore(self, snapshot: int, slot: int) -> None:
+        """Copy `snapshot` into `slot`; the snapshot stays as it is."""
+        for name, view in self._slot_views.items():
+            view[slot].copy_(self._snapshot_views[name][snapshot])
+
+    def close(self) -> None:
+        """Release slots and snapshots. Idempotent."""
+        self._slot_views = {}
+        self._snapshot_views = {}
+        self.slots.close()
+        self.snapshots.close()

@@ -1,0 +1,49 @@
+"""What the operator allows."""
+
+from attrs import frozen
+
+from trivet.checked import INT32_MAX, ceil_div
+from trivet.errors import CapacityExceeded, ConfigError
+
+
+@frozen
+class Limits:
+    """How much may be asked of a runtime at once.
+
+    Attributes:
+        max_requests: requests that may be active (decoding or prefilling) at once.
+        max_step_tokens: tokens that one step may compute over all of its rows. May be below
+            `max_requests`; rows then take turns.
+        max_context: longest context of a request, prompt and new tokens together.
+        page_size: tokens per page of the KV cache.
+
+    Raises:
+        ConfigError: a limit is not an integer of at least 1.
+        CapacityExceeded: a limit does not fit the int32 that kernels take.
+    """
+
+    max_requests: int = 8
+    max_step_tokens: int = 256
+    max_context: int = 1024
+    page_size: int = 16
+
+    def __attrs_post_init__(self) -> None:
+        for name in ("max_requests", "max_step_tokens", "max_context", "page_size"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigError(f"limits: {name} is {value!r}, expected an integer of at least 1")
+            if value > INT32_MAX:
+                raise CapacityExceeded(name, value, INT32_MAX, "kernels take this count as int32: lower this limit")
+
+    @property
+    def pages_per_request(self) -> int:
+        """Pages that one request of the longest context spans."""
+        return ceil_div(self.max_context, self.page_size)
+
+    @property
+    def logical_pages(self) -> int:
+        """Entries that the page lists of one step can have in all.
+
+        Not bounded by the physical pool: requests that share a prefix list the same page many times.
+        """
+        return self.max_requests * self.pages_per_request

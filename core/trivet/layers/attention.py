@@ -1,0 +1,69 @@
+"""Grouped-query attention over the paged cache."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from trivet.geometry import AttentionGeometry
+from trivet.layers.context import StepContext
+from trivet.layers.linear import Linear
+from trivet.layers.norm import RmsNorm
+from trivet.layers.parameters import Parameters
+from trivet.ops.rotary import apply_rotary_
+
+
+class Attention:
+    """Projections, optional norms of query and key heads, rotary embedding, paged attention, output projection.
+
+    Args:
+        layer: index of the layer, which names its cache.
+        geometry: heads, head dim and rope.
+        parameters: holds ``qkv``, ``out`` and, with `qk_norm_eps`, ``q_norm`` and ``k_norm``.
+        qk_norm_eps: epsilon of the norms over each query and key head; None for no such norms.
+        zero_centred_norm: whether those norms multiply by ``1 + weight``.
+        output_gate: the query rows of ``qkv`` hold, head by head, the query and then a gate; the attention output
+            is multiplied by the sigmoid of the gate.
+    """
+
+    def __init__(
+        self,
+        layer: int,
+        geometry: AttentionGeometry,
+        parameters: Parameters,
+        *,
+        qk_norm_eps: float | None = None,
+        zero_centred_norm: bool = False,
+        output_gate: bool = False,
+    ) -> None:
+        self.layer = layer
+        self.geometry = geometry
+        self.output_gate = output_gate
+        self.qkv = Linear(parameters.below("qkv"))
+        self.out = Linear(parameters.below("out"))
+        self.q_norm: RmsNorm | None = None
+        self.k_norm: RmsNorm | None = None
+        if qk_norm_eps is not None:
+            self.q_norm = RmsNorm(parameters.below("q_norm"), qk_norm_eps, zero_centred=zero_centred_norm)
+            self.k_norm = RmsNorm(parameters.below("k_norm"), qk_norm_eps, zero_centred=zero_centred_norm)
+
+    def __call__(self, hidden: Tensor, step: StepContext) -> Tensor:
+        """``hidden [tokens, hidden_size]`` to the same shape."""
+        geometry, tokens = self.geometry, hidden.shape[0]
+        query_rows = geometry.query_elements * (2 if self.output_gate else 1)
+        query, key, value = self.qkv(hidden).split((query_rows, geometry.kv_elements, geometry.kv_elements), dim=-1)
+        query = query.view(tokens, geometry.query_heads, -1)
+        gate: Tensor | None = None
+        if self.output_gate:
+            query, gate = query.chunk(2, dim=-1)
+        key = key.view(tokens, geometry.kv_heads, geometry.head_dim)
+        value = value.view(tokens, geometry.kv_heads, geometry.head_dim)
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
+        cos, sin = step.rotation(geometry)
+        apply_rotary_(query, cos, sin)
+        apply_rotary_(key, cos, sin)
+        attended = step.attend(self.layer, geometry, query, key, value)
+        if gate is not None:
+            attended = attended * torch.sigmoid(gate)
+        return self.out(attended.reshape(tokens, geometry.query_elements))

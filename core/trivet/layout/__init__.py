@@ -1,0 +1,6 @@
+"""Buffers by name, length and dtype: the one place where sizes stand."""
+
+from trivet.layout.buffers import AllocationMeter, Buffers
+from trivet.layout.spec import BufferLayout, BufferSpec
+
+__all__ = ["AllocationMeter", "BufferLayout", "BufferSpec", "Buffers"]

@@ -1,0 +1,250 @@
+"""Everything about a runtime's sizes, decided from config.json before a byte is allocated. Free of torch.
+
+`plan_memory` stops here; `Runtime.load` goes on and allocates exactly what stands in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from attrs import frozen
+
+from trivet.attention import PathRequest, Selection, select_path
+from trivet.caches.kv import kv_layout
+from trivet.caches.state import PADDING_SLOTS, snapshots_within, state_layout
+from trivet.capacity import DeviceProfile, Limits, RuntimeCapacity, TileShape
+from trivet.config.document import ConfigDocument
+from trivet.errors import ConfigError
+from trivet.geometry import AttentionGeometry, ModelGeometry
+from trivet.layers.rotary_layout import rotary_layout
+from trivet.layout import BufferLayout, BufferSpec
+from trivet.plugin.family import ModelFamily
+from trivet.plugin.manager import PluginManager
+from trivet.reservation import LedgerLine, MemoryLedger, activation_bytes, reserve
+from trivet.runtime.options import SizingOptions
+from trivet.sampling.layout import penalty_layout, sampler_layout, sampler_scratch_bytes
+from trivet.weights.map import WeightMap
+
+CUDA_SNAPSHOT_STRIDE = 256
+SNAPSHOTS_PER_REQUEST = 8
+SPARE_SNAPSHOTS = 32
+SNAPSHOT_SHARE = 8
+"""Snapshots take at most this part (one eighth) of the budget unless `snapshot_bytes` says otherwise."""
+
+
+@frozen(eq=False)
+class Blueprint:
+    """The sizes of one runtime.
+
+    Attributes:
+        directory: the checkpoint.
+        document: its config.json.
+        family: the family that serves it.
+        geometry: what the model is.
+        weight_map: its parameters.
+        capacity: the one capacity value.
+        selections: the decode path of each attention geometry, with the reasons.
+        weights, inputs, sampler, penalties, state, snapshots: layouts of what is held.
+        plans: layout of each attention geometry's plan.
+        rotary: layout of each attention geometry's rotary table.
+        snapshot_count: snapshots that the pool holds; 0 without hybrid prefix caching.
+        prefix_grain_tokens: tokens between boundaries at which a prefix-cache hit can end.
+        prefix_cache: whether there is a prefix cache.
+        ledger: every line, and the KV pages that the budget leaves.
+    """
+
+    directory: Path
+    document: ConfigDocument
+    family: ModelFamily
+    geometry: ModelGeometry
+    weight_map: WeightMap
+    capacity: RuntimeCapacity
+    selections: dict[AttentionGeometry, Selection]
+    weights: BufferLayout
+    inputs: BufferLayout
+    sampler: BufferLayout
+    penalties: BufferLayout
+    state: BufferLayout
+    snapshots: BufferLayout
+    plans: dict[AttentionGeometry, BufferLayout]
+    rotary: dict[AttentionGeometry, BufferLayout]
+    snapshot_count: int
+    prefix_grain_tokens: int
+    prefix_cache: bool
+    ledger: MemoryLedger
+
+    def kv(self, pages: int) -> BufferLayout:
+        """Layout of a KV cache with `pages` pages."""
+        return kv_layout(self.geometry, self.capacity.limits.page_size, pages, self.capacity.dtype)
+
+
+def draw_blueprint(
+    directory: Path, options: SizingOptions, device: DeviceProfile, plugins: PluginManager
+) -> Blueprint:
+    """Decide every size.
+
+    Raises:
+        ConfigError: config.json or an option holds something that is not served.
+        CapacityExceeded: a dimension is larger than kernels can take.
+        MemoryBudgetError: the budget does not hold the limits; carries the ledger.
+        PluginError: no working plugin serves the checkpoint's model type.
+    """
+    document = ConfigDocument.read(directory)
+    family = plugins.family_for(document.model_type)
+    geometry = family.read_geometry(document)
+    _require_capabilities(family, geometry, device, options)
+    limits = options.limits or _default_limits(geometry, device)
+    dtype = options.dtype or geometry.dtype
+    selections = _select_paths(family, plugins, geometry, limits, device, dtype, options)
+    capacity = RuntimeCapacity.of(
+        geometry,
+        limits,
+        device,
+        dtype=dtype,
+        tile_of=_tiles(selections),
+        numeric_policy=options.numeric_policy,
+    )
+    grain_tokens = _prefix_grain(geometry, limits, device, options.snapshot_stride)
+    budget_bytes = options.budget_bytes(device.memory_bytes)
+    snapshot_count = _snapshot_count(geometry, limits, dtype, budget_bytes, options)
+    weight_map = family.weight_map(geometry)
+    layouts = {
+        "weights": weight_map.layout(dtype),
+        "inputs": _inputs_layout(capacity),
+        "sampler": sampler_layout(limits.max_requests, geometry.vocab_size),
+        "penalties": penalty_layout(limits.max_requests, geometry.vocab_size),
+        "state": state_layout("recurrent state", geometry, limits.max_requests + PADDING_SLOTS, dtype),
+        "snapshots": state_layout("snapshots", geometry, snapshot_count, dtype),
+    }
+    plans = {plan.attention: selections[plan.attention].path.layout(plan) for plan in capacity.plans}
+    rotary = {attention: rotary_layout(attention.rope, limits.max_context) for attention in plans}
+    scratch_bytes = max((selections[p.attention].path.scratch_bytes(p, dtype) for p in capacity.plans), default=0)
+    sampling_bytes = sampler_scratch_bytes(capacity.logit_rows, geometry.vocab_size, device.kind)
+    activations = LedgerLine(
+        "activations",
+        activation_bytes(capacity, scratch_bytes, sampling_bytes),
+        f"planned bound for a step of {capacity.step_tokens} tokens",
+        owned=False,
+        lower="max_step_tokens",
+    )
+    lines = [
+        LedgerLine.of_layout(layouts["weights"]),
+        activations,
+        *(LedgerLine.of_layout(layout, "max_context", f"plan {a.label}") for a, layout in plans.items()),
+        *(LedgerLine.of_layout(layout, "max_context", f"rotary table {a.label}") for a, layout in rotary.items()),
+        LedgerLine.of_layout(layouts["inputs"], "max_step_tokens"),
+        LedgerLine.of_layout(layouts["sampler"], "max_requests"),
+        LedgerLine.of_layout(layouts["penalties"], "max_requests"),
+    ]
+    if geometry.hybrid:
+        lines.append(LedgerLine.of_layout(layouts["state"], "max_requests"))
+        lines.append(LedgerLine.of_layout(layouts["snapshots"], "snapshot_bytes"))
+    ledger = reserve(
+        lines,
+        lambda pages: kv_layout(geometry, limits.page_size, pages, dtype),
+        budget_bytes=budget_bytes,
+        kv_pages=options.kv_pages,
+        most_pages=limits.logical_pages if device.kind == "cpu" else None,
+    )
+    return Blueprint(
+        directory=directory,
+        document=document,
+        family=family,
+        geometry=geometry,
+        weight_map=weight_map,
+        capacity=capacity,
+        selections=selections,
+        plans=plans,
+        rotary=rotary,
+        snapshot_count=snapshot_count,
+        prefix_grain_tokens=grain_tokens,
+        prefix_cache=options.prefix_cache and (snapshot_count > 0 or not geometry.hybrid),
+        ledger=ledger,
+        **layouts,
+    )
+
+
+def _require_capabilities(
+    family: ModelFamily, geometry: ModelGeometry, device: DeviceProfile, options: SizingOptions
+) -> None:
+    asked = {
+        "prefix_cache": options.prefix_cache,
+        "tied_embeddings": geometry.tied_embeddings,
+        "cuda_graphs": options.cuda_graphs and device.kind == "cuda",
+        "pinned_policy": options.numeric_policy == "pinned",
+    }
+    for capability, wanted in asked.items():
+        if wanted:
+            family.require(capability)
+
+
+def _default_limits(geometry: ModelGeometry, device: DeviceProfile) -> Limits:
+    if device.kind == "cpu":
+        return Limits(max_requests=8, max_step_tokens=256, max_context=min(geometry.max_positions, 2048), page_size=16)
+    return Limits(max_requests=64, max_step_tokens=4096, max_context=min(geometry.max_positions, 32768), page_size=16)
+
+
+def _select_paths(
+    family: ModelFamily,
+    plugins: PluginManager,
+    geometry: ModelGeometry,
+    limits: Limits,
+    device: DeviceProfile,
+    dtype: str,
+    options: SizingOptions,
+) -> dict[AttentionGeometry, Selection]:
+    paths = [*family.decode_paths]
+    for backend in plugins.attention_backends():
+        paths += backend.decode_paths
+    return {
+        attention: select_path(
+            paths,
+            PathRequest(attention, device, dtype, options.numeric_policy, limits.page_size, options.attention),
+        )
+        for attention in geometry.attention_geometries
+    }
+
+
+def _tiles(selections: dict[AttentionGeometry, Selection]) -> Callable[[AttentionGeometry], TileShape]:
+    return lambda attention: selections[attention].path.tile(attention)
+
+
+def _prefix_grain(geometry: ModelGeometry, limits: Limits, device: DeviceProfile, stride: int | None) -> int:
+    if not geometry.hybrid:
+        return limits.page_size
+    if stride is None:
+        if device.kind == "cpu":
+            return limits.page_size
+        return -(-CUDA_SNAPSHOT_STRIDE // limits.page_size) * limits.page_size
+    if stride % limits.page_size:
+        raise ConfigError(
+            f"snapshot_stride is {stride}, expected a multiple of page_size {limits.page_size}: a hit ends where both "
+            "a page and a snapshot end"
+        )
+    return stride
+
+
+def _snapshot_count(
+    geometry: ModelGeometry, limits: Limits, dtype: str, budget_bytes: int, options: SizingOptions
+) -> int:
+    if not geometry.hybrid or not options.prefix_cache:
+        return 0
+    if options.snapshot_bytes is not None:
+        return snapshots_within(options.snapshot_bytes, geometry, dtype)
+    wanted = SNAPSHOTS_PER_REQUEST * limits.max_requests + SPARE_SNAPSHOTS
+    return min(wanted, snapshots_within(budget_bytes // SNAPSHOT_SHARE, geometry, dtype))
+
+
+def _inputs_layout(capacity: RuntimeCapacity) -> BufferLayout:
+    """Token ids of the step, and for each row its state slot and the token whose logits are wanted."""
+    return BufferLayout(
+        "step inputs",
+        (
+            BufferSpec("token_ids", capacity.step_tokens, "int64"),
+            BufferSpec("slots", capacity.step_rows, "int64"),
+            BufferSpec("sampled_tokens", capacity.step_rows, "int64"),
+            BufferSpec("sampled_slots", capacity.step_rows, "int64"),
+            BufferSpec("sampled_positions", capacity.step_rows, "int64"),
+        ),
+    )

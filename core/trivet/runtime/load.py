@@ -1,0 +1,146 @@
+"""From a blueprint to a running engine: allocate what it says, fill the weights, run the profile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import torch
+
+from trivet.caches.kv import KvCache
+from trivet.caches.pages import PagePool
+from trivet.caches.prefix import PrefixCache
+from trivet.caches.slots import SlotPool
+from trivet.caches.state import StatePool
+from trivet.config.generation import read_end_token_ids
+from trivet.dtypes import as_torch
+from trivet.layers.decoder import DecoderModel
+from trivet.layers.parameters import Parameters
+from trivet.layers.rotary import RotaryTable
+from trivet.layout import AllocationMeter, BufferLayout, Buffers
+from trivet.reservation import KV_LINE
+from trivet.runtime.blueprint import Blueprint
+from trivet.runtime.engine import Engine
+from trivet.runtime.profile import run_profile
+from trivet.sampling.batch import SamplingBatch
+from trivet.scheduler.scheduler import Scheduler
+from trivet.weights.checkpoint import Checkpoint
+from trivet.weights.loader import check, load_parameters
+from trivet.weights.random import fill_random
+
+Progress = Callable[[int, int], None]
+
+
+def load_engine(
+    blueprint: Blueprint,
+    device: torch.device,
+    meter: AllocationMeter,
+    *,
+    random_weights: bool,
+    seed: int,
+    progress: Progress | None = None,
+) -> Engine:
+    """Allocate, load and profile. If anything fails, everything allocated so far is released.
+
+    Raises:
+        CheckpointError: the checkpoint does not hold what its config promises; before anything is allocated.
+        MemoryBudgetError: the device has less room than the budget supposed.
+        PluginError: the family's model cannot be built, or keeps more temporaries than planned.
+    """
+    end_token_ids = read_end_token_ids(blueprint.directory, blueprint.document)
+    checkpoint: Checkpoint | None = None
+    if not random_weights:
+        checkpoint = Checkpoint.open(blueprint.directory)
+        check(checkpoint, blueprint.weight_map)
+    with ExitStack() as undo:
+        owned: dict[str, Buffers] = {}
+
+        def allocate(line: str, layout: BufferLayout) -> Buffers:
+            buffers = layout.allocate(device, meter)
+            undo.callback(buffers.close)
+            owned[line] = buffers
+            return buffers
+
+        weights = allocate(blueprint.weights.name, blueprint.weights)
+        if checkpoint is None:
+            tensors = fill_random(blueprint.weight_map, weights, seed)
+        else:
+            tensors = load_parameters(
+                checkpoint, blueprint.weight_map, weights, blueprint.capacity.dtype, progress
+            )
+        model = blueprint.family.builder()(blueprint.geometry, Parameters(tensors))
+        engine = _assemble(blueprint, device, model, allocate, owned, end_token_ids, seed)
+        undo.pop_all()
+        return engine
+
+
+def _assemble(
+    blueprint: Blueprint,
+    device: torch.device,
+    model: DecoderModel,
+    allocate: Callable[[str, BufferLayout], Buffers],
+    owned: dict[str, Buffers],
+    end_token_ids: tuple[int, ...],
+    seed: int,
+) -> Engine:
+    capacity, geometry, limits = blueprint.capacity, blueprint.geometry, blueprint.capacity.limits
+    dtype = as_torch(capacity.dtype)
+    rotary = {
+        attention: RotaryTable(attention.rope, allocate(f"rotary table {attention.label}", layout), dtype)
+        for attention, layout in blueprint.rotary.items()
+    }
+    inputs = allocate(blueprint.inputs.name, blueprint.inputs)
+    sampling = SamplingBatch(
+        allocate(blueprint.sampler.name, blueprint.sampler), allocate(blueprint.penalties.name, blueprint.penalties)
+    )
+    state: StatePool | None = None
+    if geometry.hybrid:
+        slots = allocate(blueprint.state.name, blueprint.state)
+        state = StatePool(geometry, slots, allocate(blueprint.snapshots.name, blueprint.snapshots))
+        state.clear(range(limits.max_requests))
+    run_profile(
+        capacity,
+        blueprint.selections,
+        model,
+        rotary,
+        state,
+        sampling,
+        device,
+        blueprint.ledger.line("activations").bytes,
+    )
+    owners = {}
+    for plan in capacity.plans:
+        path = blueprint.selections[plan.attention].path
+        buffers = allocate(f"plan {plan.attention.label}", blueprint.plans[plan.attention])
+        owners[plan.attention] = path.bind(plan, buffers)
+    pages = blueprint.ledger.kv_pages
+    cache = KvCache(geometry, limits.page_size, allocate(KV_LINE, blueprint.kv(pages)))
+    pool = PagePool(pages)
+    prefix: PrefixCache | None = None
+    if blueprint.prefix_cache:
+        snapshots = SlotPool(blueprint.snapshot_count) if geometry.hybrid else None
+        prefix = PrefixCache(pool, limits.page_size, blueprint.prefix_grain_tokens, snapshots)
+    capabilities = blueprint.family.capabilities
+    scheduler = Scheduler(
+        limits,
+        pool,
+        SlotPool(limits.max_requests),
+        prefix=prefix,
+        recurrent=geometry.hybrid,
+        chunked_prefill=capabilities.chunked_prefill,
+        mixed_steps=capabilities.mixed_steps,
+    )
+    return Engine(
+        blueprint=blueprint,
+        model=model,
+        owners=owners,
+        rotary=rotary,
+        cache=cache,
+        state=state,
+        inputs=inputs,
+        sampling=sampling,
+        scheduler=scheduler,
+        owned=owned,
+        end_token_ids=end_token_ids,
+        seed=seed,
+    )

@@ -1,0 +1,66 @@
+"""Measure the temporaries of a step on a device whose allocator keeps no statistics (the CPU)."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+
+class StorageMeter(TorchDispatchMode):
+    """Counts the bytes of storages that tensor operations create while it is entered.
+
+    A storage lives as long as any tensor over it does. Storages that were there before are not counted, and what an
+    operation allocates and frees inside itself is not seen.
+
+    Attributes:
+        live_bytes: bytes of the counted storages that are alive now.
+        peak_bytes: the most that were alive at once.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live_bytes = 0
+        self.peak_bytes = 0
+        self._sizes: dict[int, int] = {}
+        self._users: dict[int, int] = {}
+        self._foreign: set[int] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the operation, then count the storages among its results that were not among its inputs."""
+        kwargs = kwargs or {}
+        for leaf in tree_iter((args, kwargs)):
+            if isinstance(leaf, torch.Tensor):
+                pointer = leaf.untyped_storage().data_ptr()
+                if pointer not in self._users:
+                    self._foreign.add(pointer)
+        result = func(*args, **kwargs)
+        for leaf in tree_iter(result):
+            if isinstance(leaf, torch.Tensor):
+                self._see(leaf)
+        return result
+
+    def _see(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        pointer = storage.data_ptr()
+        if pointer == 0 or pointer in self._foreign:
+            return
+        if pointer not in self._users:
+            self._users[pointer] = 0
+            self._sizes[pointer] = storage.nbytes()
+            self.live_bytes += storage.nbytes()
+            self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        self._users[pointer] += 1
+        weakref.finalize(tensor, self._forget, pointer)
+
+    def _forget(self, pointer: int) -> None:
+        self._users[pointer] -= 1
+        if not self._users[pointer]:
+            del self._users[pointer]
+            self.live_bytes -= self._sizes.pop(pointer)

@@ -1,0 +1,54 @@
+"""The sizing arguments of `Runtime.load` and `plan_memory`, validated once."""
+
+from __future__ import annotations
+
+import math
+
+from attrs import frozen
+
+from trivet.capacity import Limits
+from trivet.capacity.plan import NUMERIC_POLICIES
+from trivet.dtypes import served
+from trivet.errors import ConfigError
+
+WEIGHT_SOURCES = ("checkpoint", "random")
+
+
+@frozen(kw_only=True)
+class SizingOptions:
+    """What decides how large a runtime is. See `Runtime.load` for the meanings."""
+
+    dtype: str | None = None
+    limits: Limits | None = None
+    kv_pages: int | None = None
+    memory_fraction: float = 0.9
+    prefix_cache: bool = True
+    snapshot_stride: int | None = None
+    snapshot_bytes: int | None = None
+    numeric_policy: str = "tuned"
+    cuda_graphs: bool = True
+    attention: str | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if self.dtype is not None:
+            served(self.dtype, "argument dtype")
+        if self.limits is not None and not isinstance(self.limits, Limits):
+            raise ConfigError(f"limits is {self.limits!r}, expected a trivet.Limits or None")
+        fraction = self.memory_fraction
+        if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction <= 1:
+            raise ConfigError(f"memory_fraction is {fraction!r}, expected a number above 0 and at most 1")
+        for name, least in (("kv_pages", 1), ("snapshot_stride", 1), ("snapshot_bytes", 0)):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+                raise ConfigError(f"{name} is {value!r}, expected an integer of at least {least}, or None")
+        if self.numeric_policy not in NUMERIC_POLICIES:
+            raise ConfigError(
+                f"numeric_policy is {self.numeric_policy!r}, expected one of {', '.join(NUMERIC_POLICIES)}"
+            )
+        for name in ("prefix_cache", "cuda_graphs"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} is {getattr(self, name)!r}, expected True or False")
+
+    def budget_bytes(self, device_memory_bytes: int) -> int:
+        """What the whole runtime may take of a device's memory."""
+        return math.floor(device_memory_bytes * self.memory_fraction)

@@ -1,0 +1,87 @@
+"""What a request has produced so far, handed from the step to whoever waits for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from attrs import frozen
+
+from trivet.sampling.logprobs import TokenLogprob
+from trivet.text.detokenizer import StreamDecoder
+
+
+@frozen
+class Produced:
+    """One new token as the step hands it over.
+
+    Attributes:
+        token_id: its id.
+        logprob: its log-probability if asked for.
+        piece: text that became certain, where the step decodes (stop strings); None where the reader decodes.
+        finish_reason: None except on the last token.
+    """
+
+    token_id: int
+    logprob: TokenLogprob | None
+    piece: str | None
+    finish_reason: str | None
+
+
+class RequestOutput:
+    """Tokens and end of one request: written by the thread that steps, read by any.
+
+    Attributes:
+        stop_decoder: decodes within the step when stop strings must be seen; None leaves decoding to readers.
+        score_top: alternatives to report at each position of a scored prompt.
+        score: log-probabilities of a scored prompt.
+    """
+
+    def __init__(
+        self,
+        stop_decoder: StreamDecoder | None = None,
+        *,
+        score_top: int = 0,
+        listener: Callable[[], None] | None = None,
+    ) -> None:
+        self.stop_decoder = stop_decoder
+        self.score_top = score_top
+        self.produced: list[Produced] = []
+        self.score: list[TokenLogprob] = []
+        self.finish_reason: str | None = None
+        self.error: BaseException | None = None
+        self._listener = listener
+        self._changed = threading.Condition()
+
+    @property
+    def done(self) -> bool:
+        """Whether the request has ended; nothing changes afterwards."""
+        return self.finish_reason is not None
+
+    def put(self, produced: Produced) -> None:
+        """Hand over a token."""
+        with self._changed:
+            self.produced.append(produced)
+            self._changed.notify_all()
+        if self._listener is not None:
+            self._listener()
+
+    def finish(self, reason: str, error: BaseException | None = None) -> None:
+        """End the request. The first end stands."""
+        with self._changed:
+            if self.finish_reason is None:
+                self.finish_reason = reason
+                self.error = error
+            self._changed.notify_all()
+        if self._listener is not None:
+            self._listener()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the request has ended; False if `timeout` seconds passed before."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.done, timeout)
+
+    def wait_for_token(self, index: int, timeout: float | None = None) -> bool:
+        """Wait until token `index` is there or the request has ended; False if `timeout` seconds passed before."""
+        with self._changed:
+            return self._changed.wait_for(lambda: len(self.produced) > index or self.done, timeout)

@@ -1,0 +1,58 @@
+"""Check what callers pass as prompts, before anything is changed."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+
+from trivet.errors import RequestRejected
+from trivet.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+
+
+def prompt_ids(prompt: Prompt, tokenizer: Tokenizer | None, vocab_size: int) -> list[int]:
+    """Token ids of `prompt`, text or ids.
+
+    Raises:
+        RequestRejected: text without a tokenizer, an empty prompt, or ids outside the vocabulary.
+    """
+    if isinstance(prompt, str):
+        if tokenizer is None:
+            raise RequestRejected(
+                "the prompt is text, and the checkpoint has no tokenizer.json: pass token ids, or put that file beside "
+                "config.json"
+            )
+        ids = tokenizer.encode(prompt)
+    else:
+        ids = _as_integers(prompt)
+    return checked_ids(ids, vocab_size)
+
+
+def checked_ids(ids: list[int], vocab_size: int) -> list[int]:
+    """`ids` if there are any and all lie within the vocabulary; else `RequestRejected`."""
+    if not ids:
+        raise RequestRejected("the prompt is empty: expected at least one token")
+    if min(ids) < 0 or max(ids) >= vocab_size:
+        place, outside = next((i, token) for i, token in enumerate(ids) if not 0 <= token < vocab_size)
+        raise RequestRejected(
+            f"prompt token {place} has id {outside}, outside the vocabulary: expected 0 to {vocab_size - 1}"
+        )
+    return ids
+
+
+def _as_integers(prompt: Sequence[int]) -> list[int]:
+    expected = "expected text or a sequence of token ids"
+    try:
+        tokens = list(prompt)
+    except TypeError as error:
+        raise RequestRejected(f"the prompt is {type(prompt).__name__}, {expected}") from error
+    ids = []
+    for place, token in enumerate(tokens):
+        if isinstance(token, bool | str):
+            raise RequestRejected(f"prompt token {place} is {token!r}, {expected}")
+        try:
+            ids.append(operator.index(token))
+        except TypeError as error:
+            raise RequestRejected(f"prompt token {place} is {token!r}, {expected}") from error
+    return ids

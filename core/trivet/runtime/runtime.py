@@ -1,0 +1,431 @@
+"""The public runtime: load a checkpoint, submit requests from any thread, read what they give."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from trivet.capacity import Limits
+from trivet.errors import ConfigError, RequestRejected, RuntimeDown
+from trivet.layout import AllocationMeter
+from trivet.plugin.manager import PluginManager
+from trivet.reservation import MemoryLedger
+from trivet.runtime.blueprint import draw_blueprint
+from trivet.runtime.device import resolve_device
+from trivet.runtime.engine import Engine
+from trivet.runtime.handle import Request, TokenReader
+from trivet.runtime.load import Progress, load_engine
+from trivet.runtime.locate import locate_checkpoint
+from trivet.runtime.options import WEIGHT_SOURCES, SizingOptions
+from trivet.runtime.output import RequestOutput
+from trivet.runtime.prompt import Prompt, checked_ids, prompt_ids
+from trivet.runtime.results import Completion, Token
+from trivet.runtime.step import StepReport
+from trivet.runtime.stream import Arrivals, TokenStream, stream_tokens
+from trivet.sampling.logprobs import TokenLogprob
+from trivet.sampling.params import Sampling
+from trivet.scheduler.request import Kind
+from trivet.scheduler.request import Request as ScheduledRequest
+from trivet.text.chat import ChatTemplate
+from trivet.text.detokenizer import StreamDecoder
+from trivet.text.tokenizer import Tokenizer
+
+logger = logging.getLogger("trivet.runtime")
+
+IDLE_WAIT_S = 0.05
+
+
+class Runtime:
+    """A loaded model that serves requests. Made by `Runtime.load`; use it as a context manager, or call `close`.
+
+    With ``autostart`` (the default) a thread of the runtime's own steps while there is work. Without it the caller
+    drives: `step`, `run_until_idle`, or any call that waits for a result.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer | None,
+        chat_template: ChatTemplate | None,
+        plugins: PluginManager,
+        meter: AllocationMeter,
+        *,
+        autostart: bool,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.chat_template = chat_template
+        self._engine = engine
+        self._plugins = plugins
+        self._meter = meter
+        self._ids = itertools.count()
+        self._steps = threading.Lock()
+        self._wake = threading.Condition()
+        self._closing = False
+        self._down: RuntimeDown | None = None
+        self._cuda_baseline = _cuda_allocations(engine)
+        self._thread: threading.Thread | None = None
+        if autostart:
+            self._thread = threading.Thread(target=self._loop, name="trivet-runtime", daemon=True)
+            self._thread.start()
+
+    @classmethod
+    def load(
+        cls,
+        checkpoint: str | os.PathLike[str],
+        *,
+        device: str | None = None,
+        dtype: str | None = None,
+        limits: Limits | None = None,
+        kv_pages: int | None = None,
+        memory_fraction: float = 0.9,
+        prefix_cache: bool = True,
+        snapshot_stride: int | None = None,
+        numeric_policy: str = "tuned",
+        snapshot_bytes: int | None = None,
+        cuda_graphs: bool = True,
+        weights: str = "checkpoint",
+        attention: str | None = None,
+        seed: int = 0,
+        autostart: bool = True,
+        progress: Progress | None = None,
+    ) -> Runtime:
+        """Load a checkpoint and make it ready to serve.
+
+        Args:
+            checkpoint: directory with config.json, \\*.safetensors and, for text, tokenizer.json; or ``"tiny-qwen3"``,
+                ``"tiny-qwen35"``.
+            device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``; None picks CUDA if there is one.
+            dtype: ``"float32"``, ``"bfloat16"`` or ``"float16"``; None takes the checkpoint's.
+            limits: how much may be asked at once; None takes defaults for the device.
+            kv_pages: an exact number of pages; None takes what the memory budget leaves (on a CPU at most
+                ``max_requests * ceil(max_context / page_size)``).
+            memory_fraction: of the device's memory, for the whole runtime.
+            prefix_cache: whether prompts may start from what earlier ones left.
+            snapshot_stride: hybrid families: tokens between prefix-cache snapshots, a multiple of the page size.
+            numeric_policy: ``"tuned"``, or ``"pinned"`` for results that do not depend on the batch.
+            snapshot_bytes: hybrid families: budget of the snapshot pool; 0 turns hybrid prefix caching off.
+            cuda_graphs: whether decode steps may be captured.
+            weights: ``"checkpoint"``, or ``"random"`` for seeded weights from config.json alone.
+            attention: backend name; None lets predicates choose.
+            seed: of requests without a seed of their own, and of random weights.
+            autostart: whether a thread steps by itself.
+            progress: called with the bytes loaded and their total.
+
+        Raises:
+            ConfigError, CapacityExceeded, MemoryBudgetError: a setting that cannot be served; nothing is allocated.
+            CheckpointError: files that do not hold what config.json promises.
+            PluginError: no working plugin serves the model type.
+        """
+        if weights not in WEIGHT_SOURCES:
+            raise ConfigError(f"weights is {weights!r}, expected one of {', '.join(WEIGHT_SOURCES)}")
+        if not isinstance(seed, int) or isinstance(seed, bool):
+            raise ConfigError(f"seed is {seed!r}, expected an integer")
+        options = SizingOptions(
+            dtype=dtype,
+            limits=limits,
+            kv_pages=kv_pages,
+            memory_fraction=memory_fraction,
+            prefix_cache=prefix_cache,
+            snapshot_stride=snapshot_stride,
+            snapshot_bytes=snapshot_bytes,
+            numeric_policy=numeric_policy,
+            cuda_graphs=cuda_graphs,
+            attention=attention,
+        )
+        directory = locate_checkpoint(checkpoint)
+        torch_device, profile = resolve_device(device)
+        plugins = PluginManager.discover()
+        blueprint = draw_blueprint(directory, options, profile, plugins)
+        tokenizer = Tokenizer.load(directory)
+        template = ChatTemplate.load(directory)
+        meter = AllocationMeter()
+        engine = load_engine(
+            blueprint, torch_device, meter, random_weights=weights == "random", seed=seed, progress=progress
+        )
+        return cls(engine, tokenizer, template, plugins, meter, autostart=autostart)
+
+    # Asking for tokens.
+
+    def generate(
+        self, prompts: str | Sequence[Prompt], sampling: Sampling | Sequence[Sampling] | None = None
+    ) -> list[Completion]:
+        """Generate for all `prompts` at once and wait for them.
+
+        Args:
+            prompts: each is text or token ids.
+            sampling: one for all, or one for each.
+
+        Raises:
+            RequestRejected: a prompt or its sampling cannot be served; none was submitted.
+            RuntimeDown: the runtime was closed or its device failed.
+        """
+        given: Sequence[Prompt] = [prompts] if isinstance(prompts, str) else prompts
+        samplings = _one_for_each(sampling, len(given))
+        prepared = [
+            self._prepare(self._prompt_ids(prompt), each) for prompt, each in zip(given, samplings, strict=True)
+        ]
+        return self._finish(prepared)
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], sampling: Sampling | None = None) -> Completion:
+        """Render the checkpoint's chat template over `messages` and generate the answer.
+
+        Args:
+            messages: ``{"role": ..., "content": ...}``, oldest first.
+
+        Raises:
+            RequestRejected: the messages do not fit the template, or there is no template or tokenizer.
+        """
+        ids = self.chat_ids(messages)
+        return self._finish([self._prepare(ids, sampling or Sampling())])[0]
+
+    def chat_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The prompt that `chat` would use for `messages`, as token ids."""
+        if self.tokenizer is None or self.chat_template is None:
+            missing = "tokenizer.json" if self.tokenizer is None else "a chat template"
+            raise RequestRejected(f"the checkpoint has no {missing}: pass token ids or plain text to generate")
+        text = self.chat_template.render([dict(message) for message in messages])
+        ids = self.tokenizer.encode(text, add_special_tokens=False)
+        return checked_ids(ids, self._engine.blueprint.geometry.vocab_size)
+
+    def score(self, token_ids: Prompt, top: int = 0) -> list[TokenLogprob]:
+        """Log-probabilities of a sequence under the model.
+
+        Args:
+            token_ids: the sequence.
+            top: alternatives to report at each position.
+
+        Returns:
+            ``len(token_ids) - 1`` entries; entry *i* is about token *i + 1* given tokens 0 to *i*. Natural logarithm.
+        """
+        if not isinstance(top, int) or isinstance(top, bool) or top < 0:
+            raise RequestRejected(f"top is {top!r}, expected an integer of at least 0")
+        ids = self._prompt_ids(token_ids)
+        request = self._scheduled(ids, None, "score", 0)
+        output = RequestOutput(score_top=top)
+        handle = self._submit(request, output)
+        self._wait([handle])
+        if output.error is not None:
+            raise output.error
+        return output.score
+
+    def stream(self, prompt: Prompt, sampling: Sampling | None = None) -> TokenStream:
+        """Generate for one prompt, a token at a time. Closing the iterator cancels the request.
+
+        Raises:
+            RequestRejected: the prompt or its sampling cannot be served.
+        """
+        request, output = self._prepare(self._prompt_ids(prompt), sampling or Sampling())
+        handle = self._submit(request, output)
+        return TokenStream(handle, output, self._reader(output), None if self._thread else self.step)
+
+    def astream(self, prompt: Prompt, sampling: Sampling | None = None) -> AsyncIterator[Token]:
+        """As `stream`, for asyncio. Call it from a coroutine; cancelling the reader cancels the request."""
+        arrivals = Arrivals()
+        request, output = self._prepare(self._prompt_ids(prompt), sampling or Sampling(), arrivals.notify)
+        handle = self._submit(request, output)
+        return stream_tokens(handle, output, self._reader(output), arrivals, None if self._thread else self.step)
+
+    def submit(self, prompt: Prompt, sampling: Sampling | None = None) -> Request:
+        """Queue one prompt and return at once. May be called from any thread.
+
+        Raises:
+            RequestRejected: the prompt or its sampling cannot be served; nothing was changed.
+        """
+        return self._submit(*self._prepare(self._prompt_ids(prompt), sampling or Sampling()))
+
+    # Driving.
+
+    def step(self) -> StepReport:
+        """Advance by one step; with nothing to do it returns at once.
+
+        Raises:
+            RuntimeDown: the runtime was closed or its device failed.
+        """
+        with self._steps:
+            self._check_up()
+            report = self._engine.step()
+            if self._engine.fatal is not None:
+                self._go_down(f"a fault left the device unusable: {self._engine.fatal}", self._engine.fatal)
+        if report.path != "idle":
+            self._plugins.observe_step(report)
+        return report
+
+    def run_until_idle(self) -> None:
+        """Step until no request is waiting or running."""
+        while self._engine.has_work:
+            if self._thread is None:
+                self.step()
+            else:
+                self._check_up()
+                with self._wake:
+                    self._wake.wait(IDLE_WAIT_S)
+
+    # Looking.
+
+    @property
+    def memory(self) -> MemoryLedger:
+        """The memory ledger: what is reserved, line by line."""
+        return self._engine.blueprint.ledger
+
+    def stats(self) -> dict[str, int]:
+        """Counters; see sdk_docs/runtime.md for each.
+
+        Raises:
+            RuntimeDown: the runtime was closed or its device failed.
+        """
+        self._check_up()
+        with self._engine.lock:
+            counters = self._engine.scheduler.counters()
+            counters["plan_updates"] = self._engine.plan_updates
+        cuda = _cuda_allocations(self._engine)
+        counters["device_allocations"] = (
+            self._meter.allocations if cuda is None else cuda - (self._cuda_baseline or 0)
+        )
+        return counters
+
+    def explain_paths(self) -> dict[str, str]:
+        """For each attention geometry, the decode path that serves it and why."""
+        selections = self._engine.blueprint.selections
+        return {a.label: f"{chosen.path.name}: {chosen.reason}" for a, chosen in selections.items()}
+
+    def close(self) -> None:
+        """End open requests with `RuntimeDown`, stop the thread and release all memory. Idempotent."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify_all()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        with self._steps:
+            if self._down is None:
+                self._go_down("the runtime was closed")
+            self._engine.close()
+
+    def __enter__(self) -> Runtime:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # Within.
+
+    def _prompt_ids(self, prompt: Prompt) -> list[int]:
+        return prompt_ids(prompt, self.tokenizer, self._engine.blueprint.geometry.vocab_size)
+
+    def _prepare(
+        self, ids: list[int], sampling: Sampling, listener: Callable[[], None] | None = None
+    ) -> tuple[ScheduledRequest, RequestOutput]:
+        if not isinstance(sampling, Sampling):
+            raise RequestRejected(f"sampling is {sampling!r}, expected a trivet.Sampling")
+        request = self._scheduled(ids, sampling, "generate", sampling.max_new_tokens)
+        decoder = None
+        if sampling.stop:
+            if self.tokenizer is None:
+                raise RequestRejected(
+                    "sampling field 'stop' has strings, and the checkpoint has no tokenizer.json: use stop_token_ids"
+                )
+            decoder = StreamDecoder(self.tokenizer, sampling.stop)
+        return request, RequestOutput(decoder, listener=listener)
+
+    def _scheduled(
+        self, ids: list[int], sampling: Sampling | None, kind: Kind, max_new_tokens: int | None
+    ) -> ScheduledRequest:
+        self._check_up()
+        allowed = self._engine.scheduler.gate.check(len(ids), max_new_tokens, kind)
+        request = ScheduledRequest(next(self._ids), ids, allowed, kind=kind, sampling=sampling)
+        self._engine.scheduler.prepare(request)
+        return request
+
+    def _submit(self, request: ScheduledRequest, output: RequestOutput) -> Request:
+        with self._engine.lock:
+            self._check_up()
+            self._engine.submit(request, output)
+        self._awake()
+        return Request(request, output, self._cancel, self._decoder)
+
+    def _cancel(self, request: ScheduledRequest) -> None:
+        if self._down is None:
+            self._engine.cancel(request)
+            self._awake()
+
+    def _decoder(self) -> StreamDecoder | None:
+        return StreamDecoder(self.tokenizer) if self.tokenizer is not None else None
+
+    def _reader(self, output: RequestOutput) -> TokenReader:
+        return TokenReader(None if output.stop_decoder is not None else self._decoder())
+
+    def _finish(self, prepared: Sequence[tuple[ScheduledRequest, RequestOutput]]) -> list[Completion]:
+        handles = [self._submit(request, output) for request, output in prepared]
+        self._wait(handles)
+        return [handle.completion for handle in handles]
+
+    def _wait(self, handles: Sequence[Request]) -> None:
+        """Wait until all are done, stepping if no thread does; cancels them if the wait is interrupted."""
+        try:
+            for handle in handles:
+                while not handle.done:
+                    if self._thread is None:
+                        self.step()
+                    else:
+                        handle.wait()
+        except BaseException:
+            for handle in handles:
+                handle.cancel()
+            raise
+
+    def _awake(self) -> None:
+        if self._thread is not None:
+            with self._wake:
+                self._wake.notify_all()
+
+    def _loop(self) -> None:
+        while True:
+            with self._wake:
+                while not self._closing and not self._engine.has_work:
+                    self._wake.wait()
+                if self._closing:
+                    return
+            try:
+                report = self.step()
+            except RuntimeDown:
+                return
+            except BaseException as error:
+                logger.exception("the runtime's thread failed")
+                with self._steps:
+                    self._go_down(f"the runtime's thread failed: {error}", error)
+                return
+            if report.path == "idle":
+                with self._wake:
+                    self._wake.wait(IDLE_WAIT_S)
+
+    def _go_down(self, why: str, cause: BaseException | None = None) -> None:
+        self._down = RuntimeDown(f"{why}; load a new runtime")
+        self._down.__cause__ = cause
+        self._engine.end_all(self._down)
+
+    def _check_up(self) -> None:
+        if self._down is not None:
+            raise RuntimeDown(str(self._down)) from self._down.__cause__
+
+
+def _one_for_each(sampling: Sampling | Sequence[Sampling] | None, count: int) -> list[Sampling]:
+    if sampling is None:
+        return [Sampling()] * count
+    if isinstance(sampling, Sampling):
+        return [sampling] * count
+    samplings = list(sampling)
+    if len(samplings) != count:
+        raise RequestRejected(f"{len(samplings)} samplings for {count} prompts: expected one, or one for each")
+    return samplings
+
+
+def _cuda_allocations(engine: Engine) -> int | None:
+    device = engine.inputs["token_ids"].device
+    if device.type != "cuda":
+        return None
+    return int(torch.cuda.memory_stats(device)["allocation.all.allocated"])

@@ -1,0 +1,227 @@
+"""The sampler's state: what each slot's request asks for, on the device, and which rows need which work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+import torch
+from attrs import frozen
+
+from trivet.sampling.noise import token_hashes
+from trivet.sampling.params import Sampling
+from trivet.sampling.penalties import PenaltyCounts
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from trivet.layout import Buffers
+
+_FLOAT32 = torch.finfo(torch.float32)
+
+
+class Choice(IntEnum):
+    """How a row's token is chosen, by cost: nothing drawn, nothing ordered, k ordered, all ordered."""
+
+    GREEDY = 0
+    DRAWN = 1
+    AMONG_FIRST = 2
+    NUCLEUS = 3
+
+
+@frozen(eq=False)
+class RowGroup:
+    """Rows of a step that are sampled alike.
+
+    Attributes:
+        choice: how their token is chosen.
+        penalised: whether tokens seen before change their logits.
+        rows: int64 on the device.
+        candidates: for `Choice.AMONG_FIRST`, the largest top-k among them.
+    """
+
+    choice: Choice
+    penalised: bool
+    rows: Tensor
+    candidates: int
+
+
+@frozen(eq=False)
+class SampleGroups:
+    """Which rows of a step need more than an argmax. Valid as long as its slots stay bound as they are.
+
+    Attributes:
+        special: disjoint groups; rows in none of them are greedy and unpenalised.
+        penalised_rows: int64 on the device, the rows whose tokens have to be counted; None if there are none.
+        scored_rows: int64 on the device, the rows that report log-probabilities; None if there are none.
+        scored: the same rows on the host, each with its number of alternatives.
+    """
+
+    special: tuple[RowGroup, ...] = ()
+    penalised_rows: Tensor | None = None
+    scored_rows: Tensor | None = None
+    scored: tuple[tuple[int, int], ...] = ()
+
+
+PLAIN = SampleGroups()
+"""Every row greedy, nothing penalised, nothing reported."""
+
+
+class SamplingBatch:
+    """What the requests in the sampling slots ask for; owned by the runtime, one per device.
+
+    Slots are numbered as `sampler_layout` says; the last is for padding rows and is always greedy. Parameters
+    stand in the buffers; a host copy of what decides the work to be done saves reading them back.
+
+    Args:
+        buffers: of `sampler_layout`.
+        penalties: of `penalty_layout` for the same slots and vocabulary.
+    """
+
+    def __init__(self, buffers: Buffers, penalties: Buffers) -> None:
+        self._buffers = buffers
+        self.vocabulary = buffers.layout.spec("token_hashes").elements
+        self.padding_slot = buffers.layout.spec("seed").elements - 1
+        self.device = buffers["seed"].device
+        self.penalties = PenaltyCounts(penalties, self.vocabulary)
+        buffers["token_hashes"].copy_(token_hashes(self.vocabulary, self.device))
+        for name in ("temperature", "top_k", "min_p", "presence_penalty", "frequency_penalty", "seed"):
+            buffers[name].zero_()
+        for name in ("top_p", "repetition_penalty"):
+            buffers[name].fill_(1)
+        slots = self.padding_slot + 1
+        self._choices = torch.zeros(slots, dtype=torch.uint8)
+        self._penalised = torch.zeros(slots, dtype=torch.bool)
+        self._top_k = torch.zeros(slots, dtype=torch.int64)
+        self._scored = torch.full((slots,), -1, dtype=torch.int64)
+        self._demanding: set[int] = set()
+
+    def __getitem__(self, name: str) -> Tensor:
+        """A buffer of `sampler_layout`."""
+        return self._buffers[name]
+
+    def bind(self, slot: int, sampling: Sampling, prompt_ids: Sequence[int], seed: int = 0) -> None:
+        """Give `slot` to a request.
+
+        Args:
+            slot: from 0; not the padding slot.
+            sampling: what it asks for.
+            prompt_ids: its prompt, within the vocabulary; read only if it has penalties.
+            seed: used where `sampling` has none (see `derive_seed`); any integer, taken modulo 2**64.
+        """
+        if not 0 <= slot < self.padding_slot:
+            raise IndexError(f"sampling slot {slot}: expected 0 to {self.padding_slot - 1}")
+        values: dict[str, float | int] = {
+            # A temperature that float32 has no number for must become neither greedy nor infinite.
+            "temperature": 0.0 if sampling.greedy else _in_float32(sampling.temperature),
+            "top_k": min(sampling.top_k, self.vocabulary),
+            "top_p": sampling.top_p,
+            "min_p": sampling.min_p,
+            "repetition_penalty": _in_float32(sampling.repetition_penalty),
+            "presence_penalty": _within_float32(sampling.presence_penalty),
+            "frequency_penalty": _within_float32(sampling.frequency_penalty),
+            "seed": _as_int64(seed if sampling.seed is None else sampling.seed),
+        }
+        for name, value in values.items():
+            self._buffers[name][slot] = value
+        if sampling.needs_penalties:
+            prompt = torch.as_tensor(prompt_ids, dtype=torch.int64).to(self.device)
+            self.penalties.start(slot, prompt)
+        scored = -1 if sampling.logprobs is None else min(sampling.logprobs, self.vocabulary)
+        self._note(slot, _choice(sampling), sampling.needs_penalties, int(values["top_k"]), scored)
+
+    def release(self, slot: int) -> None:
+        """Take `slot` back. Its rows count as greedy until it is bound again; a free slot may be released."""
+        self._note(slot, Choice.GREEDY, False, 0, -1)
+
+    def groups(self, slots: Sequence[int] | Tensor) -> SampleGroups:
+        """Which rows of a step need which work.
+
+        Worth keeping over steps with the same rows. Reads `slots` on the host: give a list or a CPU tensor.
+
+        Args:
+            slots: the slot of each row, [rows].
+        """
+        if not self._demanding:
+            return PLAIN
+        slots = torch.as_tensor(slots, dtype=torch.int64, device="cpu")
+        kinds = self._choices[slots] * 2 + self._penalised[slots]
+        special = []
+        for kind in sorted(set(kinds.tolist())):
+            if kind:
+                rows = (kinds == kind).nonzero().squeeze(-1)
+                special.append(
+                    RowGroup(
+                        choice=Choice(kind // 2),
+                        penalised=bool(kind % 2),
+                        rows=rows.to(self.device),
+                        candidates=int(self._top_k[slots[rows]].max()),
+                    )
+                )
+        scored = self._scored[slots]
+        scored_rows = (scored >= 0).nonzero().squeeze(-1)
+        return SampleGroups(
+            special=tuple(special),
+            penalised_rows=self._rows_where(self._penalised[slots]),
+            scored_rows=scored_rows.to(self.device) if len(scored_rows) else None,
+            scored=tuple(zip(scored_rows.tolist(), scored[scored_rows].tolist(), strict=True)),
+        )
+
+    def any_groups(self, rows: int) -> SampleGroups:
+        """Groups under which `rows` rows of any slots are sampled rightly, with the same work always.
+
+        For CUDA graphs, whose work is fixed when they are captured. Draws the same tokens as `groups` would;
+        reports no log-probabilities.
+        """
+        every = torch.arange(rows, device=self.device)
+        general = RowGroup(Choice.NUCLEUS, True, every, self.vocabulary)
+        return SampleGroups(special=(general,), penalised_rows=every)
+
+    def accept(self, slots: Tensor, token_ids: Tensor, groups: SampleGroups | None = None) -> None:
+        """Count the tokens that the rows' requests were given, for their later steps.
+
+        Args:
+            slots: int64 [rows], on the device.
+            token_ids: int64 [rows], on the device.
+            groups: as given to `sample` for these rows; None works them out.
+        """
+        rows = (self.groups(slots) if groups is None else groups).penalised_rows
+        if rows is not None:
+            self.penalties.add(slots[rows].to(torch.int64), token_ids[rows])
+
+    def _note(self, slot: int, choice: Choice, penalised: bool, top_k: int, scored: int) -> None:
+        self._choices[slot] = int(choice)
+        self._penalised[slot] = penalised
+        self._top_k[slot] = top_k
+        self._scored[slot] = scored
+        if choice or penalised or scored >= 0:
+            self._demanding.add(slot)
+        else:
+            self._demanding.discard(slot)
+
+    def _rows_where(self, mask: Tensor) -> Tensor | None:
+        rows = mask.nonzero().squeeze(-1)
+        return rows.to(self.device) if len(rows) else None
+
+
+def _choice(sampling: Sampling) -> Choice:
+    if sampling.greedy:
+        return Choice.GREEDY
+    if sampling.top_k > 0:
+        return Choice.AMONG_FIRST
+    return Choice.NUCLEUS if sampling.needs_ranking else Choice.DRAWN
+
+
+def _in_float32(value: float) -> float:
+    """The nearest normal positive number of float32."""
+    return min(max(value, _FLOAT32.tiny), _FLOAT32.max)
+
+
+def _within_float32(value: float) -> float:
+    return min(max(value, -_FLOAT32.max), _FLOAT32.max)
+
+
+def _as_int64(value: int) -> int:
+    value %= 2**64
+    return value - 2**64 if value >= 2**63 else value

@@ -1,0 +1,1 @@
+"""How the two tiny models that Trivet ships are made: grammar, text, tokenizer, training, evaluation."""
