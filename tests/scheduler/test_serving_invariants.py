@@ -23,8 +23,8 @@ class Serving(RuleBasedStateMachine):
         requests=st.integers(1, 5),
         step_tokens=st.sampled_from([1, 2, 3, 7, 64]),
         page_size=st.sampled_from([1, 3, 16]),
-        context=st.integers(2, 72),
-        pages=st.integers(1, 40),
+        context=st.sampled_from([2, 9, 30, 72, 72]),
+        spare_pages=st.integers(-2, 20),
         prefix=st.sampled_from([True, True, True, False]),
         snapshots=st.integers(0, 4),
         grain_pages=st.integers(1, 3),
@@ -37,7 +37,7 @@ class Serving(RuleBasedStateMachine):
         step_tokens: int,
         page_size: int,
         context: int,
-        pages: int,
+        spare_pages: int,
         prefix: bool,
         snapshots: int,
         grain_pages: int,
@@ -47,7 +47,7 @@ class Serving(RuleBasedStateMachine):
         limits = Limits(requests, step_tokens, context, page_size)
         self.world = World.of(
             limits,
-            pages,
+            max(1, limits.pages_per_request + spare_pages),
             prefix=prefix,
             snapshots=snapshots if self.hybrid else None,
             grain_pages=grain_pages,
@@ -61,12 +61,27 @@ class Serving(RuleBasedStateMachine):
         max_new_tokens=st.one_of(st.integers(1, 40), st.none()),
         kind=st.sampled_from(["generate", "generate", "generate", "score"]),
     )
-    def submit(self, shared: int, own: list[int], max_new_tokens: int | None, kind: str) -> None:
+    def submit_anything(self, shared: int, own: list[int], max_new_tokens: int | None, kind: str) -> None:
         before = self.world.scheduler.counters()
         try:
             self.world.submit([*STEM[:shared], *own], max_new_tokens, kind)
         except RequestRejected:
             assert self.world.scheduler.counters() == before
+
+    @rule(
+        prompts=st.lists(
+            st.tuples(st.integers(1, len(STEM)), st.integers(0, 3), st.integers(1, 20)), min_size=1, max_size=4
+        )
+    )
+    def submit_what_fits(self, prompts: list[tuple[int, int, int]]) -> None:
+        world = self.world
+        longest = min(world.limits.max_context - 1, world.pool.total * world.limits.page_size)
+        if not world.scheduler.gate.chunked_prefill:
+            longest = min(longest, world.limits.max_step_tokens)
+        for shared, last, new_tokens in prompts:
+            prompt = [*STEM[: max(1, min(shared, longest) - 1)], last][:longest]
+            most = world.scheduler.gate.check(len(prompt), None)
+            world.submit(prompt, min(new_tokens, most))
 
     @precondition(lambda self: len(self.world.in_flight) < 2)
     @rule()

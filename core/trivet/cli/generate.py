@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trivet.cli.debug import debug_option
+from trivet.cli.progress import loading_bar
 from trivet.cli.sizing import COUNT, sizing_arguments, sizing_options
 
 if TYPE_CHECKING:
@@ -61,7 +62,9 @@ def generate(
         max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, stop=stop
     )
     arguments = sizing_arguments({"device": device, "weights": weights, **sizing})
-    with Runtime.load(model, **arguments) as runtime:
+    with loading_bar(model) as progress:
+        runtime = Runtime.load(model, progress=progress, **arguments)
+    with runtime:
         started = time.perf_counter()
         completions = _complete(runtime, prompts, sampling, chat)
         seconds = time.perf_counter() - started

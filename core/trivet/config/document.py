@@ -178,9 +178,7 @@ class ConfigDocument:
     def string(self, key: str, default: str | Required = REQUIRED, allowed: Collection[str] = ()) -> str: ...
     @overload
     def string(self, key: str, default: None, allowed: Collection[str] = ()) -> str | None: ...
-    def string(
-        self, key: str, default: str | Required | None = REQUIRED, allowed: Collection[str] = ()
-    ) -> str | None:
+    def string(self, key: str, default: str | Required | None = REQUIRED, allowed: Collection[str] = ()) -> str | None:
         """A non-empty string, one of `allowed` where that is given; `default` when absent."""
         expected = f"one of {', '.join(map(repr, allowed))}" if allowed else "a non-empty string"
         if not self.has(key) and not isinstance(default, Required):
@@ -209,9 +207,7 @@ class ConfigDocument:
     ) -> tuple[int, ...]:
         """A list of integers within ``[minimum, maximum]`` as a tuple; `default` when absent."""
         expected = f"a list of integers from {minimum} to {maximum}"
-        return self._list(
-            key, default, expected, lambda found: self._integer(key, found, expected, minimum, maximum)
-        )
+        return self._list(key, default, expected, lambda found: self._integer(key, found, expected, minimum, maximum))
 
     def error(self, key: str, expected: str, advice: str = "") -> ConfigError:
         """The error for the value under `key`: what was found, where, what was `expected`, what to do."""
@@ -223,8 +219,7 @@ class ConfigDocument:
     def refuse(self, key: str, reason: str, advice: str = "use a checkpoint without it") -> NoReturn:
         """Raise `ConfigError`: what `key` asks for is understood and not served, for `reason`."""
         raise ConfigError(
-            f"{self.where}: {key!r} is {_shown(self.values.get(key))}, which is not served: {reason}; "
-            f"{advice}"
+            f"{self.where}: {key!r} is {_shown(self.values.get(key))}, which is not served: {reason}; {advice}"
         )
 
     def _present(self, key: str, expected: str) -> object:

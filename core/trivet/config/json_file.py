@@ -12,9 +12,7 @@ DEPTH_LIMIT = 64
 """Levels of nesting; published files have fewer than eight."""
 
 
-def read_object(
-    path: Path, error: type[ConfigError] | type[CheckpointError], limit_bytes: int
-) -> dict[str, object]:
+def read_object(path: Path, error: type[ConfigError] | type[CheckpointError], limit_bytes: int) -> dict[str, object]:
     """Parse the JSON object in `path`.
 
     Raises:

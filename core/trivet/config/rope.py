@@ -70,15 +70,11 @@ class Rope:
         if self.rotary_dim < 2 or self.rotary_dim % 2:
             raise ConfigError(f"rotary dimension {self.rotary_dim}: expected an even number of at least 2")
         if not 1.0 < self.theta <= THETA_MAXIMUM:
-            raise ConfigError(
-                f"rope theta {self.theta}: expected a number above 1, at most {THETA_MAXIMUM:g}"
-            )
+            raise ConfigError(f"rope theta {self.theta}: expected a number above 1, at most {THETA_MAXIMUM:g}")
         if not (math.isfinite(self.factor) and self.factor >= 1.0):
             raise ConfigError(f"rope factor {self.factor}: expected a finite number of at least 1")
         if self.kind in ("llama3", "yarn") and self.original_context < 1:
-            raise ConfigError(
-                f"rope kind {self.kind!r} needs the original context, found {self.original_context}"
-            )
+            raise ConfigError(f"rope kind {self.kind!r} needs the original context, found {self.original_context}")
         if self.kind == "llama3" and not 0.0 < self.low_freq_factor < self.high_freq_factor:
             raise ConfigError(
                 f"rope low_freq_factor {self.low_freq_factor} and high_freq_factor {self.high_freq_factor}: "
@@ -110,8 +106,7 @@ class Rope:
         # An empty object states nothing; with none left, rope_theta beside it still counts.
         sections = [section for section in sections if section.values] or [ConfigDocument({}, document.where)]
         ropes = [
-            _read_section(section, document, head_dim, default_theta, default_rotary_factor)
-            for section in sections
+            _read_section(section, document, head_dim, default_theta, default_rotary_factor) for section in sections
         ]
         if any(rope != ropes[0] for rope in ropes):
             raise ConfigError(
@@ -158,9 +153,7 @@ class Rope:
         longest_kept = np.float32(self.original_context / self.high_freq_factor)
         shortest_stretched = np.float32(self.original_context / self.low_freq_factor)
         turns = (one / wavelengths) * np.float32(self.original_context)
-        blend = (turns - np.float32(self.low_freq_factor)) / np.float32(
-            self.high_freq_factor - self.low_freq_factor
-        )
+        blend = (turns - np.float32(self.low_freq_factor)) / np.float32(self.high_freq_factor - self.low_freq_factor)
         blended = (one - blend) * frequencies / factor + blend * frequencies
         return np.where(
             wavelengths > shortest_stretched,
@@ -244,9 +237,7 @@ def _kind(section: ConfigDocument) -> Kind:
     # Multimodal files call the default series "mrope": its axes coincide for text.
     kinds = {"default" if name == "mrope" else name for name in stated.values()}
     if len(kinds) > 1:
-        raise section.error(
-            "rope_type", f"the kind that 'type' states, {stated['type']!r}", "remove one of them"
-        )
+        raise section.error("rope_type", f"the kind that 'type' states, {stated['type']!r}", "remove one of them")
     if not kinds:
         if section.has("factor"):
             raise ConfigError(

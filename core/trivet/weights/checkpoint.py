@@ -182,16 +182,12 @@ def _unindexed(directory: Path) -> dict[str, StoredTensor]:
 def _indexed(directory: Path, index: Path) -> dict[str, StoredTensor]:
     weight_map = read_object(index, CheckpointError, INDEX_LIMIT_BYTES).get("weight_map")
     if not isinstance(weight_map, dict):
-        raise CheckpointError(
-            f"{index}: 'weight_map' is missing or no object: expected tensor names to files"
-        )
+        raise CheckpointError(f"{index}: 'weight_map' is missing or no object: expected tensor names to files")
     headers: dict[Path, dict[str, StoredTensor]] = {}
     tensors: dict[str, StoredTensor] = {}
     for name, file_name in weight_map.items():
         if not isinstance(file_name, str):
-            raise CheckpointError(
-                f"{index}: tensor {name!r} is mapped to {file_name!r}: expected a file name"
-            )
+            raise CheckpointError(f"{index}: tensor {name!r} is mapped to {file_name!r}: expected a file name")
         file = directory / file_name
         if file not in headers:
             _require_inside(directory, index, name, file_name)
@@ -233,9 +229,7 @@ def _header(file: Path, reason: str = "") -> dict[str, StoredTensor]:
     """Validate and read a file's header."""
     if not os.path.isfile(file):
         raise CheckpointError(
-            f"{file} is missing or no regular file"
-            + (f": {reason}" if reason else "")
-            + "; download it again"
+            f"{file} is missing or no regular file" + (f": {reason}" if reason else "") + "; download it again"
         )
     try:
         with safe_open(file, framework="pt") as opened:

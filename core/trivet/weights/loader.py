@@ -75,9 +75,7 @@ def load_parameters(
     _check_dtypes(weight_map, parameters, dtype)
     total_bytes = weight_map.parameter_bytes(dtype)
     done_bytes = 0
-    placed = [
-        (part, parameter, first) for parameter in weight_map.parameters for part, first in parameter.placed()
-    ]
+    placed = [(part, parameter, first) for parameter in weight_map.parameters for part, first in parameter.placed()]
     placed.sort(key=lambda entry: checkpoint.position(entry[0].name))
     for part, parameter, first in placed:
         rows = parameters[parameter.name][first : first + parameter.part_rows(part)]

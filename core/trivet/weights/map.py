@@ -127,9 +127,7 @@ class ParameterSpec:
             *((repr(part.name), part.shape) for part in self.parts),
         ):
             if any(size < 1 for size in shape):
-                raise PluginError(
-                    f"{what} has shape {list(shape)}: expected every dimension to be at least 1"
-                )
+                raise PluginError(f"{what} has shape {list(shape)}: expected every dimension to be at least 1")
         if self.dtype is not None and self.dtype not in dtypes.SERVED:
             raise PluginError(
                 f"{self._place} is kept in {self.dtype!r}: expected None or one of {', '.join(dtypes.SERVED)}"
@@ -216,8 +214,7 @@ class WeightMap:
     def layout(self, dtype: str) -> BufferLayout:
         """One flat buffer for each parameter, under its name, when the model is served in `dtype`."""
         specs = tuple(
-            BufferSpec(parameter.name, parameter.elements, parameter.dtype or dtype)
-            for parameter in self.parameters
+            BufferSpec(parameter.name, parameter.elements, parameter.dtype or dtype) for parameter in self.parameters
         )
         return BufferLayout(LAYOUT_NAME, specs)
 
