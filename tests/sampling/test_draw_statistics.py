@@ -113,3 +113,12 @@ def test_improbable_tokens_are_drawn_as_often_as_they_should(make_batch) -> None
     drawn = int(sample(batch, logits, slots, positions).token_ids.sum())
     expected = draws * 1e-3 / 1.001
     assert abs(drawn - expected) < 5 * np.sqrt(expected)
+
+
+@pytest.mark.parametrize("half", [0, 1])
+def test_all_64_bits_of_a_row_s_key_reach_its_noise(half: int) -> None:
+    """With half of them lost, requests in the tens of thousands would share whole rows of noise."""
+    fixed, varied = torch.zeros(2, dtype=torch.int32), torch.tensor([5, 6], dtype=torch.int32)
+    keys = (fixed, varied) if half else (varied, fixed)
+    values = np.exp(-exponential_noise(token_hashes(4000, "cpu"), keys).double().numpy())
+    assert abs(np.corrcoef(values)[0, 1]) * np.sqrt(4000) < 5

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-
 from tests.scheduler.fake_engine import VOCABULARY, World, audit, solo_run
+
 from trivet.capacity import Limits
 from trivet.errors import RequestRejected
 from trivet.scheduler import Ending

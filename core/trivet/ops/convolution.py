@@ -33,8 +33,8 @@ def causal_conv_decode(x: Tensor, weight: Tensor, state: Tensor) -> tuple[Tensor
     y = _accumulator(x) * taps[-1]
     for tap, carried in zip(reversed(taps[:-1]), reversed(tails.unbind(1)), strict=True):
         y.addcmul_(carried.to(y.dtype), tap.to(y.dtype))
-    window = torch.cat((tails, x.unsqueeze(1)), dim=1)
-    return F.silu(y, inplace=True).to(x.dtype), window[:, 1:].transpose(1, 2)
+    new_tails = torch.cat((tails[:, 1:], x.unsqueeze(1)), dim=1) if len(taps) > 1 else tails.clone()
+    return F.silu(y, inplace=True).to(x.dtype), new_tails.transpose(1, 2)
 
 
 def causal_conv_prefill(x: Tensor, weight: Tensor, state: Tensor, packed: PackedRows) -> tuple[Tensor, Tensor]:

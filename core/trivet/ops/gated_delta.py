@@ -138,11 +138,12 @@ def gated_delta_prefill(
 
 def _assembled(parts: list[tuple[Tensor | None, Tensor]], shape: torch.Size) -> Tensor:
     """Put parts back in their places along the first dimension; a part without places is the whole."""
-    first = parts[0][1]
-    whole = torch.empty(shape, dtype=first.dtype, device=first.device)
+    places, part = parts[0]
+    if places is None:
+        return part
+    whole = torch.empty(shape, dtype=part.dtype, device=part.device)
     for places, part in parts:
-        if places is None:
-            return part
+        assert places is not None  # only a part that is alone is the whole
         whole.index_copy_(0, places, part)
     return whole
 

@@ -26,7 +26,6 @@ from trivet.errors import CheckpointError, RequestRejected
 TEMPLATE_FILE = "chat_template.jinja"
 CONFIG_FILE = "tokenizer_config.json"
 _FILE_LIMIT_BYTES = 2**26
-_RESERVED = ("messages", "add_generation_prompt")
 
 
 class ChatTemplate:
@@ -84,9 +83,6 @@ class ChatTemplate:
             RequestRejected: the messages are malformed, hold anything but text, or are refused by the template.
             CheckpointError: the template fails, or reaches for what the sandbox forbids; names the file.
         """
-        for name in _RESERVED:
-            if name in variables:
-                raise RequestRejected(f"chat template variable {name!r} is set by render: found it in variables")
         try:
             context = {"tools": None, "documents": None} | self._variables | _plain(variables, "variables")
             context["messages"] = _checked_messages(messages)
@@ -201,11 +197,17 @@ def _plain(value: Any, where: str) -> Any:
     raise RequestRejected(f"{where}: found {type(value).__name__}, expected what JSON can hold")
 
 
-def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, where reaching for what is forbidden ends the rendering instead of giving nothing."""
+
+    def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
+        """Raise what Jinja would raise if the value were used."""
+        raise jinja2.exceptions.SecurityError(f"access to {attribute!r} of a {type(obj).__name__} is forbidden")
+
+
+def _environment() -> _Sandbox:
     """Jinja as transformers runs chat templates, so that a template renders the same text here."""
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation]
-    )
+    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation])
     environment.filters["tojson"] = _to_json
     environment.globals |= {
         "raise_exception": _raise_exception,

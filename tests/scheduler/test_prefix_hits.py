@@ -1,0 +1,214 @@
+"""What the prefix cache gives: exact reruns, next turns, shared stems; and what it never gives."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.scheduler.fake_engine import World, audit, random_prompts, solo_run
+
+from trivet.capacity import Limits
+from trivet.scheduler import Ending
+
+
+def prompt_of(seed: int, tokens: int) -> list[int]:
+    return [random.Random(seed * 1000 + i).randrange(97) for i in range(tokens)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    tokens=st.integers(1, 60),
+    new_tokens=st.integers(1, 20),
+    step_tokens=st.sampled_from([1, 2, 3, 7, 16, 64]),
+    requests=st.integers(1, 3),
+    page_size=st.sampled_from([1, 3, 16]),
+    grain_pages=st.integers(1, 4),
+    snapshots=st.sampled_from([None, 1, 2, 5]),
+    earlier=st.integers(0, 4),
+    rng=st.randoms(use_true_random=False),
+)
+def test_an_immediate_rerun_hits_up_to_the_last_grain(  # type: ignore[no-untyped-def]
+    tokens, new_tokens, step_tokens, requests, page_size, grain_pages, snapshots, earlier, rng
+) -> None:
+    limits = Limits(requests, step_tokens, 96, page_size)
+    world = World.of(limits, limits.pages_per_request, snapshots=snapshots, grain_pages=grain_pages)
+    assert world.prefix is not None
+    grain = world.prefix.grain_tokens
+    for stem in random_prompts(rng, earlier, 60):
+        world.serve(stem, 3)
+    prompt = random_prompts(rng, 1, tokens)[0]
+    first = world.serve(prompt, new_tokens)
+    before = world.scheduler.counters()["prefix_hit_tokens"]
+    again = world.serve(prompt, new_tokens)
+    assert again.cached_tokens == (len(prompt) - 1) // grain * grain
+    assert world.scheduler.counters()["prefix_hit_tokens"] == before + again.cached_tokens
+    assert again.new_token_ids == first.new_token_ids == solo_run(prompt, new_tokens)
+
+
+@pytest.mark.parametrize("step_tokens", [1, 5, 64])
+@pytest.mark.parametrize("snapshots", [None, 2])
+@pytest.mark.parametrize("page_size", [1, 3, 16])
+def test_the_next_turn_of_a_chat_hits_the_last_answer(page_size: int, snapshots: int | None, step_tokens: int) -> None:
+    limits = Limits(2, step_tokens, 200, page_size)
+    world = World.of(limits, 200, snapshots=snapshots, grain_pages=1)
+    turn = world.serve(prompt_of(1, 40), 41)
+    following = world.serve([*turn.tokens, *prompt_of(2, 5)], 1)
+    assert following.cached_tokens == (40 + 41 - 1) // page_size * page_size
+
+
+@pytest.mark.parametrize("step_tokens", [1, 5, 64])
+def test_a_prompt_whose_end_is_a_boundary_is_hit_by_the_next_turn(step_tokens: int) -> None:
+    world = World.of(Limits(2, step_tokens, 100, 4), 50, snapshots=3)
+    turn = world.serve(prompt_of(1, 32), 1)
+    following = world.serve([*turn.tokens, *prompt_of(2, 5)], 1)
+    assert following.cached_tokens == 32
+
+
+@pytest.mark.parametrize("step_tokens", [1, 5, 64])
+def test_a_shared_stem_is_snapshot_by_the_second_request_and_hit_by_the_third(step_tokens: int) -> None:
+    world = World.of(Limits(2, step_tokens, 200, 4), 100, snapshots=8, grain_pages=2)
+    stem = prompt_of(1, 50)
+    hits = [world.serve(stem + prompt_of(seed, 20), 2).cached_tokens for seed in (2, 3, 4)]
+    assert hits == [0, 0, 48]
+
+
+def test_only_the_newest_decode_time_snapshot_of_a_request_is_kept() -> None:
+    world = World.of(Limits(1, 8, 200, 4), 50, snapshots=8)
+    world.serve(prompt_of(1, 21), 60)
+    assert world.snapshots is not None
+    assert world.snapshots.total - world.snapshots.free_count == 2  # at the prompt's last boundary, and the newest
+
+
+def test_a_decode_time_snapshot_that_was_hit_is_not_given_up() -> None:
+    world = World.of(Limits(2, 16, 200, 4), 100, snapshots=8)
+    talker = world.submit(prompt_of(1, 5), 60)
+    while talker.new_tokens < 20:
+        world.step()
+    prefix_now = list(talker.tokens[: talker.computed_tokens])
+    follower = world.submit([*prefix_now, 96], 1)
+    while not follower.done:
+        world.step()
+    assert follower.cached_tokens == len(prefix_now) // 4 * 4
+    world.drain()
+    assert world.serve([*prefix_now, 95], 1).cached_tokens == follower.cached_tokens
+
+
+def test_concurrent_requests_share_pages_as_soon_as_these_are_computed() -> None:
+    world = World.of(Limits(2, 8, 64, 4), 40)
+    stem = prompt_of(1, 16)
+    world.submit([*stem, 1], 30)
+    for _ in range(3):
+        world.step()
+    second = world.submit([*stem, 2], 2)
+    world.drain()
+    assert second.cached_tokens == 16
+
+
+def test_prompts_that_share_pages_may_list_more_pages_than_the_pool_has() -> None:
+    world = World.of(Limits(8, 64, 80, 4), 30)
+    stem = prompt_of(1, 64)
+    world.serve(stem, 1)
+    requests = [world.submit([*stem, last], 8) for last in range(7)]
+    longest = 0
+    while world.scheduler.has_work:
+        plan = world.launch()
+        assert plan is not None
+        longest = max(longest, len(plan.page_indices))
+        world.land()
+        audit(world)
+    assert longest > world.pool.total
+    for request in requests:
+        assert request.new_token_ids == solo_run(request.tokens[: request.prompt_tokens], 8)
+
+
+def test_the_same_prompt_computed_twice_at_once_leaves_one_copy() -> None:
+    world = World.of(Limits(4, 64, 64, 4), 40)
+    prompt = prompt_of(1, 17)
+    for _ in range(3):
+        world.submit(prompt, 4)
+    world.drain(audited=True)
+    assert world.scheduler.counters()["pages_cached"] == (17 + 4 - 1) // 4
+
+
+def test_publishing_what_is_cached_already_takes_nothing_from_a_reservation() -> None:
+    """Two requests compute the same prompt; when the first has ended, only eviction can feed the others."""
+    world = World.of(Limits(3, 8, 64, 1), 40, prefix=True)
+    prompt = prompt_of(1, 12)
+    world.submit(prompt, 1)
+    world.submit(prompt, 2)
+    world.submit(prompt_of(2, 4), 12)
+    world.drain(audited=True)
+    assert all(request.finish_reason == "length" for request in world.requests)
+
+
+def test_a_waiting_request_does_not_evict_the_pages_that_it_matched() -> None:
+    world = World.of(Limits(2, 64, 64, 4), 14)
+    stem = prompt_of(1, 20)
+    world.serve(stem, 1)
+    world.submit(prompt_of(2, 30), 4)  # 9 pages; what is cached of the stem fits beside them
+    world.step()
+    waiting = world.submit([*stem, 1], 8)  # 5 cached pages and 2 new ones
+    world.step()
+    assert waiting.admitted_s is None
+    world.drain(audited=True)
+    assert waiting.cached_tokens == 20
+
+
+@pytest.mark.parametrize("snapshots", [None, 4])
+def test_score_neither_hits_nor_publishes(snapshots: int | None) -> None:
+    world = World.of(Limits(2, 8, 64, 4), 40, snapshots=snapshots)
+    prompt = prompt_of(1, 21)
+    scored = world.serve(prompt, kind="score")
+    assert scored.finish_reason == "length"
+    assert world.scheduler.counters()["pages_cached"] == 0
+    world.serve(prompt)
+    assert world.serve(prompt, kind="score").cached_tokens == 0
+
+
+def test_without_room_for_a_snapshot_nothing_is_hit_or_published() -> None:
+    world = World.of(Limits(2, 8, 64, 4), 40, snapshots=0)
+    prompt = prompt_of(1, 21)
+    world.serve(prompt, 10)
+    assert world.serve(prompt, 10).cached_tokens == 0
+    assert world.scheduler.counters()["pages_free"] == 40
+
+
+@pytest.mark.parametrize("snapshots", [None, 4])
+def test_a_failed_step_publishes_nothing(snapshots: int | None) -> None:
+    world = World.of(Limits(2, 64, 64, 4), 40, snapshots=snapshots)
+    prompt = prompt_of(1, 21)
+    failed = world.submit(prompt, 4)
+    world.step(error=RuntimeError("the step failed"))
+    assert failed.finish_reason == "error"
+    assert world.scheduler.counters()["pages_free"] == 40
+    assert world.serve(prompt, 4).cached_tokens == 0
+
+
+@pytest.mark.parametrize("snapshots", [None, 4])
+@pytest.mark.parametrize("step_tokens", [4, 7, 64])
+def test_a_prefix_that_led_to_an_unusable_row_is_not_offered_again(step_tokens: int, snapshots: int | None) -> None:
+    """Prefill pieces are published before any logits are looked at, so they are withdrawn when these are bad."""
+    world = World.of(Limits(1, step_tokens, 64, 4), 40, snapshots=snapshots)
+    prompt = prompt_of(1, 21)
+    poisoned = world.submit(prompt, 4)
+    world.poisoned.add(poisoned)
+    while not poisoned.done:
+        world.step(endings=lambda request: Ending("error", ValueError("NaN")))
+    audit(world)
+    assert world.serve(prompt, 4).cached_tokens == 0
+    assert world.serve(prompt, 4).cached_tokens == 20
+
+
+def test_pages_of_a_running_request_survive_clear() -> None:
+    world = World.of(Limits(2, 64, 64, 4), 40)
+    prompt = prompt_of(1, 21)
+    running = world.submit(prompt, 20)
+    world.step()
+    assert world.prefix is not None
+    world.prefix.clear()
+    world.drain(audited=True)
+    assert running.new_token_ids == solo_run(prompt, 20)
+    assert world.pool.free_count == 40
+    assert world.serve(prompt, 1).cached_tokens == 0
