@@ -85,7 +85,7 @@ HOMES = nouns(
     "small village by the sea",
     "quiet town near the hills",
     "little house at the edge of the forest",
-    "farm beside a slow river",
+    "farmhouse beside a slow river",
     "white cottage under an old oak tree",
     "tall house near the market",
     "wooden cabin on a green hill",
@@ -156,9 +156,26 @@ YARDS = phrases(
     "in the garden",
     "at the edge of the forest",
 )
+def _routes(places: tuple[Word, ...], strides: tuple[int, ...]) -> tuple[Word, ...]:
+    """Three different places to go to in turn: forms ``plain``, ``second`` and ``last``."""
+    return tuple(
+        Word(
+            {
+                PLAIN: place.plain,
+                "second": places[(at + stride) % len(places)].plain,
+                "last": places[(at + 2 * stride) % len(places)].plain,
+            }
+        )
+        for at, place in enumerate(places)
+        for stride in strides
+    )
+
+
+SEARCHES = _routes(PLACES, (3, 5))
+TRAILS = _routes(YARDS, (3, 4))
 FOODS = nouns(
-    "apple", "pear", "slice of bread", "piece of cake", "sandwich", "cookie", "bun", "bowl of soup", "orange", "peach",
-    "pancake", "cup of milk",
+    "apple", "pear", "slice of bread", "piece of cake", "sandwich", "cookie", "bun", "plum", "orange", "peach",
+    "pancake", "muffin",
 )  # fmt: skip
 SPOTS = phrases(
     "the market", "the river", "the forest", "the beach", "the school", "the park", "the lake", "the mill", "the farm",
@@ -167,7 +184,7 @@ SPOTS = phrases(
 
 RESCUES = (
     noun("kitten", trapped="high up in a tall tree", cry="Meow", tool="a long ladder",
-         deed="climbed up slowly and carried the kitten down"),
+         deed="climbed up and carried the kitten down"),
     noun("lamb", trapped="deep inside a thorny bush", cry="Baa", tool="a pair of thick gloves",
          deed="pulled the branches apart and lifted the lamb out"),
     noun("duckling", trapped="at the bottom of a deep ditch", cry="Peep", tool="a basket on a rope",
@@ -206,7 +223,7 @@ GIFTS = (
     noun("paper lantern", needs="paper", seller="the teacher", maker="made"),
     noun("pair of soft socks", needs="wool", seller="the shepherd", maker="made"),
     noun("little wooden box", needs="nails", seller="the carpenter", maker="made"),
-    noun("cup of hot soup", needs="carrots", seller="the man at the market", maker="cooked"),
+    noun("pot of hot soup", needs="carrots", seller="the man at the market", maker="cooked"),
 )
 NOISES = (
     noun("tapping", where="at the window", cause="a branch that moved in the wind"),

@@ -22,11 +22,10 @@ DOMAINS: Mapping[str, Sequence[Word]] = {
     "time": lexicon.TIMES,
     "colour": lexicon.COLOURS,
     "toy": lexicon.TOYS,
-    "place": lexicon.PLACES,
-    "second_place": lexicon.PLACES,
-    "last_place": lexicon.PLACES,
+    "pastime": lexicon.HOBBIES,
+    "search": lexicon.SEARCHES,
+    "trail": lexicon.TRAILS,
     "yard": lexicon.YARDS,
-    "second_yard": lexicon.YARDS,
     "food": lexicon.FOODS,
     "spot": lexicon.SPOTS,
     "rescue": lexicon.RESCUES,
@@ -45,8 +44,6 @@ DOMAINS: Mapping[str, Sequence[Word]] = {
 
 DISTINCT = (
     frozenset({"hero", "friend", "newcomer"}),
-    frozenset({"place", "second_place", "last_place"}),
-    frozenset({"yard", "second_yard"}),
 )
 
 _FRAME: Mapping[str, Sequence[str]] = {
@@ -83,8 +80,8 @@ _FRAME: Mapping[str, Sequence[str]] = {
         "Everyone liked {hero}, because {hero.he} always had a smile.",
         "All the neighbours knew {hero.him} and waved when {hero.he} went by.",
         "{hero.He} had a warm heart and a head full of questions.",
-        "{hero.His} best friend was {friend}, and the two of them loved {hobby}.",
-        "{hero.He} and {hero.his} friend {friend} were always together.",
+        "{hero.He} was never bored, because {hero.he} liked {hobby} so much.",
+        "{hero.He} asked a hundred questions a day.",
     ],
     "plot": [
         "\n\n<lost>", "\n\n<stuck>", "\n\n<broken>", "\n\n<newcomer>", "\n\n<far_from_home>", "\n\n<present>",
@@ -147,7 +144,7 @@ _FRAME: Mapping[str, Sequence[str]] = {
         "When the stars came out, {hero} went home with a happy heart.",
         "And from then on, {hero} was never afraid to ask for help.",
         "It was a day that {hero} would never forget.",
-        "And if you walk past that place today, you may still hear them laugh.",
+        "And if you pass by on a quiet day, you may still hear them laugh.",
     ],
     "close_alone": [
         "That night {hero} slept well and had sweet dreams.",
@@ -177,17 +174,17 @@ _LOST: Mapping[str, Sequence[str]] = {
         "But then {hero.he} saw that the {toy} had disappeared.",
     ],
     "lost_search": [
-        "{hero.He} looked {place}, but there was nothing. {hero.He} looked {second_place}, and there was nothing "
+        "{hero.He} looked {search}, but there was nothing. {hero.He} looked {search.second}, and there was nothing "
         "there either.",
-        "First {hero.he} searched {place}. Then {hero.he} searched {second_place}. The {toy} was in neither place.",
-        "{hero.He} searched {place} and {second_place}, but it was no use.",
-        '"Maybe it is {place}," {hero.he} thought. But {place} there was only dust.',
+        "First {hero.he} searched {search}. Then {hero.he} searched {search.second}. The {toy} was in neither place.",
+        "{hero.He} searched {search} and {search.second}, but it was no use.",
+        '"Maybe it is {search}," {hero.he} thought. But {search} there was only dust.',
     ],
     "lost_found": [
-        "Together they looked {last_place}, and there was the {colour} {toy}!",
-        "They walked back the way {hero} had come, and {last_place} they found the {colour} {toy}.",
-        '"Look!" said {friend}. "There is something {colour} {last_place}." It was the {toy}.',
-        "They searched for an hour, until {friend} saw the {colour} {toy} {last_place}.",
+        "Together they looked {search.last}, and there was the {colour} {toy}!",
+        "They walked back the way {hero} had come, and {search.last} they found the {colour} {toy}.",
+        '"Look!" said {friend}. "There is something {colour} {search.last}." It was the {toy}.',
+        "They searched for an hour, until {friend} saw the {colour} {toy} {search.last}.",
     ],
     "lost_end": [
         "From then on, {hero} always put the {toy} back in its box.",
@@ -326,7 +323,7 @@ _NEWCOMER: Mapping[str, Sequence[str]] = {
     ],
     "new_play": [
         "They ate together, and then they played hide and seek.",
-        "Soon they were {hobby} together.",
+        "Soon they were {pastime} together.",
         "Then {hero} showed {newcomer} the best places to play.",
         "After that, {newcomer} taught {hero} a new song.",
         "They talked and talked until the sun went down.",
@@ -339,7 +336,7 @@ _NEWCOMER: Mapping[str, Sequence[str]] = {
     "new_close": [
         "From that day on, they were the best of friends.",
         "From then on, {hero} and {newcomer} played together every day.",
-        "And if you go to {spot} today, you may still hear them laugh.",
+        "And if you pass by on a quiet day, you may still hear them laugh.",
         "That night {hero} went to bed with a happy heart.",
         "And they never forgot how they had met.",
     ],
@@ -373,12 +370,12 @@ _FAR_FROM_HOME: Mapping[str, Sequence[str]] = {
         '"Do not cry," {hero} said. "A mother always waits."',
     ],
     "far_first": [
-        "First they looked {yard}, but no {young.mother} was there.",
-        "They looked {yard}, but all they found was an old shoe.",
-        'They asked a bird. "Try {yard}," it sang. But {yard} there was nobody.',
+        "First they looked {trail}, but no {young.mother} was there.",
+        "They looked {trail}, but all they found was an old shoe.",
+        'They asked a bird. "Try {trail}," it sang. But {trail} there was nobody.',
     ],
     "far_second": [
-        "Then they looked {second_yard}, and there was nobody either.",
+        "Then they looked {trail.second}, and there was nobody either.",
         "After that they asked {hero.his} {helper}, who pointed to the east.",
         'An old dog lay in the sun. "I saw {young.mother_a} go that way," it said.',
         "They walked on and on, and {hero} sang a song to keep the {young} happy.",
@@ -685,14 +682,15 @@ _JOURNEY: Mapping[str, Sequence[str]] = {
         "They held hands for the rest of the way.",
     ],
     "way_arrive": [
-        "When they came to {spot}, they were tired and happy.",
-        "In the afternoon they reached {spot} at last.",
-        "{spot.Plain} was even more beautiful than they had thought.",
+        "When they arrived, they were tired and happy.",
+        "In the afternoon they were there at last.",
+        "It was even more beautiful than they had thought.",
+        '"We have done it!" cried {friend}.',
     ],
     "way_share": [
         "They sat down in the shade and shared {food.a}.",
         "{hero} took {food.a} out of the bag, and they each had half.",
-        "They stayed there {hobby} until it was time to go home.",
+        "They stayed there {pastime} until it was time to go home.",
         '"The way was the best part," said {friend}.',
     ],
 }
@@ -719,7 +717,7 @@ _RAINY: Mapping[str, Sequence[str]] = {
     "rain_build": [
         "They took {game.out} and built {game.a} in the middle of the room.",
         "Out of {game.out} they made the finest {game} in the world.",
-        "All they needed was {game.out}. Soon the {game} was ready.",
+        "They looked for {game.out}, and soon the {game} was ready.",
     ],
     "rain_play": [
         "In their game {game.game}.",
@@ -735,7 +733,7 @@ _RAINY: Mapping[str, Sequence[str]] = {
         "When the rain stopped, they did not even notice.",
         '"I hope it rains tomorrow too," said {hero}.',
         "Later a rainbow stood over the hills, and they ran out to see it.",
-        '"This was better than {spot}," said {friend}.',
+        '"This was the best day of the week," said {friend}.',
     ],
 }
 

@@ -13,6 +13,7 @@ import platform
 import random
 import sys
 import time
+from array import array
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +29,7 @@ if TYPE_CHECKING:
     import torch
 
 WARM_UP_STEPS = 200
-MEASURED_STEPS = 40
-"""With a time budget, the steps after this many (half of them warm-up) set how many fit into it."""
+DEFAULT_STEPS = 4000
 
 
 @frozen
@@ -39,42 +39,41 @@ class Plan:
     Attributes:
         rows: packed sequences in a step.
         row_tokens: tokens of a sequence.
-        learning_rate: the peak, reached after `WARM_UP_STEPS`; a cosine leads from it to a hundredth.
+        learning_rate: the peak; see the function of that name.
         weight_decay: AdamW's, for matrices alone.
         gradient_norm: gradients are scaled down to this global norm.
     """
 
     seed: int = corpus.SEED
     documents: int = corpus.TRAINING_DOCUMENTS
-    rows: int = 128
+    rows: int = 32
     row_tokens: int = 384
-    learning_rate: float = 2e-3
+    learning_rate: float = 1.5e-3
     weight_decay: float = 0.1
     gradient_norm: float = 1.0
 
 
-def packed_rows(ids: list[list[int]], row_tokens: int, order: random.Random) -> list[list[int]]:
-    """One epoch: shuffled documents, packed into rows of ``row_tokens + 1`` ids (inputs and shifted targets).
+def packed_rows(ids: "list[array[int]]", row_tokens: int, order: random.Random) -> "array[int]":
+    """One epoch: shuffled documents, packed into rows of ``row_tokens + 1`` ids (inputs and shifted targets), end to end.
 
     Each row begins at a document's begin, as a prompt does. The document that does not fit is cut there; another epoch
     cuts others.
     """
     shuffled = list(range(len(ids)))
     order.shuffle(shuffled)
-    rows: list[list[int]] = []
-    row: list[int] = []
+    rows, row = array("h"), array("h")
     for index in shuffled:
         row.extend(ids[index])
         if len(row) > row_tokens:
-            rows.append(row[: row_tokens + 1])
-            row = []
+            rows.extend(row[: row_tokens + 1])
+            row = array("h")
     return rows
 
 
 class Batches:
-    """The endless row stream: epoch after epoch, on the device as int64 (rows, row_tokens + 1)."""
+    """The endless stream of steps' rows, epoch after epoch: int64 of shape (rows, row_tokens + 1) on the device."""
 
-    def __init__(self, ids: list[list[int]], plan: Plan, device: str) -> None:
+    def __init__(self, ids: "list[array[int]]", plan: Plan, device: str) -> None:
         self._ids, self._plan, self._device = ids, plan, device
         self._order = random.Random(f"{plan.seed}/order")
         self._rows: torch.Tensor | None = None
@@ -86,7 +85,8 @@ class Batches:
 
         plan = self._plan
         if self._rows is None or self._next_row + plan.rows > len(self._rows):
-            epoch = torch.tensor(packed_rows(self._ids, plan.row_tokens, self._order), dtype=torch.int16)
+            packed = packed_rows(self._ids, plan.row_tokens, self._order)
+            epoch = torch.tensor(packed, dtype=torch.int16).view(-1, plan.row_tokens + 1)
             if len(epoch) < plan.rows:
                 raise ValueError(f"{len(self._ids)} documents fill {len(epoch)} rows, a step needs {plan.rows}")
             self._rows, self._next_row = epoch.to(self._device), 0
@@ -96,13 +96,13 @@ class Batches:
         return batch.long()
 
 
-def learning_rate(plan: Plan, step: int, steps: int) -> float:
-    """Linear warm-up, then half a cosine down to a hundredth of the peak."""
-    warm_up = min(WARM_UP_STEPS, steps // 10 + 1)
-    if step < warm_up:
-        return plan.learning_rate * (step + 1) / warm_up
-    progress = (step - warm_up) / max(1, steps - warm_up)
-    return plan.learning_rate * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * progress)))
+def learning_rate(plan: Plan, step: int, progress: float) -> float:
+    """Linear warm-up over the first steps, under half a cosine over the whole run down to a hundredth of the peak.
+
+    `progress` is the share of the run that is done, from 0 to 1.
+    """
+    warm_up = min(1.0, (step + 1) / WARM_UP_STEPS)
+    return plan.learning_rate * warm_up * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
 def initial_model(name: str, seed: int) -> Any:
@@ -119,17 +119,17 @@ def initial_model(name: str, seed: int) -> Any:
 
 
 def train(
-    model: Any, ids: list[list[int]], plan: Plan, device: str, steps: int | None, minutes: float | None
+    model: Any, ids: "list[array[int]]", plan: Plan, device: str, steps: int, minutes: float | None
 ) -> dict[str, Any]:
-    """Train `model` in place for `steps` steps, or for as many as fit into `minutes`; returns the record.
+    """Train `model` in place for `steps` steps, or until `minutes` have passed; returns the record.
 
-    Everything is float32; on CUDA the matrix products take TensorFloat-32.
+    Everything is float32; on CUDA the matrix products take TensorFloat-32. With `minutes` the learning rate follows the
+    clock, so that a run of unknown speed ends at its lowest rate too; the record says how many steps that were.
     """
     import torch
 
     if device.startswith("cuda"):
         torch.set_float32_matmul_precision("high")
-
     model.to(device).train()
     parameters = list(model.parameters())
     optimizer = torch.optim.AdamW(
@@ -145,22 +145,11 @@ def train(
     curve: list[tuple[int, float]] = []
     running = torch.zeros((), device=device)
     since = 0
-    began = measured = time.perf_counter()
-    total = steps if steps is not None else 10**9
-    step = 0
-    while step < total:
-        if steps is None and step == MEASURED_STEPS // 2:
-            _synchronise(device)
-            measured = time.perf_counter()
-        if steps is None and step == MEASURED_STEPS:
-            _synchronise(device)
-            seconds_per_step = (time.perf_counter() - measured) / (MEASURED_STEPS - MEASURED_STEPS // 2)
-            total = max(step + 1, int((minutes or 1.0) * 60 / seconds_per_step))
-            print(f"{seconds_per_step:.4f} s per step: {total} steps", file=sys.stderr, flush=True)
-        # Before the number of steps is known, the warm-up does not depend on it.
-        rate = learning_rate(plan, step, total)
+    began = time.perf_counter()
+    step, progress = 0, 0.0
+    while progress < 1.0:
         for group in optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = learning_rate(plan, step, progress)
         batch = batches.next()
         logits = model(input_ids=batch[:, :-1], use_cache=False).logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
@@ -171,18 +160,20 @@ def train(
         running += loss.detach()
         since += 1
         step += 1
-        if step in (1, 10, 20, 50) or step % 100 == 0 or step == total:
+        if step in (1, 10, 50) or step % 100 == 0:
             curve.append((step, round(running.item() / since, 4)))
             running.zero_()
             since = 0
-            if step <= 100 or step % 500 == 0 or step == total:
-                print(f"step {step}/{total} loss {curve[-1][1]}", file=sys.stderr, flush=True)
+            if step <= 100 or step % 500 == 0:
+                print(f"step {step} loss {curve[-1][1]}", file=sys.stderr, flush=True)
+        progress = step / steps if minutes is None else (time.perf_counter() - began) / (60 * minutes)
     _synchronise(device)
     seconds = time.perf_counter() - began
     return {
-        "steps": total,
+        "steps": step,
+        "schedule": "steps" if minutes is None else f"clock, {minutes} minutes",
         "epochs_begun": batches.epochs,
-        "tokens_seen": total * plan.rows * plan.row_tokens,
+        "tokens_seen": step * plan.rows * plan.row_tokens,
         "seconds": round(seconds, 1),
         "plan": asdict(plan),
         "loss_curve": curve,
@@ -210,8 +201,8 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, required=True, help="folder that gets the checkpoint and the record")
     length = parser.add_mutually_exclusive_group()
-    length.add_argument("--steps", type=int)
-    length.add_argument("--minutes", type=float, help="as many steps as fit, measured over the first ones")
+    length.add_argument("--steps", type=int, default=DEFAULT_STEPS)
+    length.add_argument("--minutes", type=float, help="train for this long instead")
     parser.add_argument("--seed", type=int, default=corpus.SEED)
     parser.add_argument("--documents", type=int, default=corpus.TRAINING_DOCUMENTS)
     parser.add_argument("--rows", type=int, default=Plan.__attrs_attrs__.rows.default)  # type: ignore[attr-defined]
@@ -219,8 +210,6 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="for making the data")
     parser.add_argument("--no-evaluation", action="store_true", help="leave that to sdk_docs.tiny_models.evaluate")
     arguments = parser.parse_args()
-    if arguments.steps is None and arguments.minutes is None:
-        arguments.steps = 4000
 
     import tokenizers
     import torch

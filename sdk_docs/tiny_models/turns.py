@@ -22,6 +22,8 @@ DOMAINS: Mapping[str, Sequence[Word]] = {
     "month": lexicon.MONTHS,
     "number": lexicon.NUMBERS,
     "sizes": lexicon.SIZES,
+    "place": lexicon.PLACES,
+    "second_place": lexicon.PLACES,
     "who": lexicon.NAMES,
     "other": lexicon.NAMES,
     "reason": lexicon.REASONS,
@@ -33,6 +35,7 @@ DOMAINS: Mapping[str, Sequence[Word]] = {
 
 DISTINCT = (
     frozenset({"who", "other"}),
+    frozenset({"place", "second_place"}),
     frozenset({"first_colour", "second_colour"}),
     frozenset({"first_toy", "second_toy"}),
 )
@@ -70,6 +73,7 @@ PRODUCTIONS: Mapping[str, Sequence[str]] = {
     "exchange": [
         "<greeting>", "<colour_question>", "<animal_question>", "<opposite_question>", "<sum_question>",
         "<sum_question>", "<order_question>", "<size_question>", "<passage_question>", "<passage_question>",
+        "<passage_question>",
     ],  # fmt: skip
     "greeting": [
         *_exchanges(("Hello!", "Hi!", "Hello.", "Hi there!", "Good morning!"),

@@ -183,6 +183,22 @@ def test_what_lies_below_a_withdrawn_page_is_not_found_when_the_page_is_computed
     assert pool.free_count == 20
 
 
+def test_a_request_whose_chain_was_forgotten_leaves_newer_copies_alone() -> None:
+    rng = random.Random()
+    pool = PagePool(20)
+    cache = PrefixCache(pool, PAGE_SIZE)
+    tokens = tokens_of(rng, 2)
+    first, second = digests_of(tokens)
+    cache.pin(cache.root)
+    node = cache.publish(cache.root, first, pool.take(1)[0])
+    cache.clear()
+    publish(cache, pool, tokens)
+    node = cache.publish(node, second, pool.take(1)[0])
+    assert hit_pages(cache, tokens) == 2
+    cache.unpin(node)
+    assert (cache.cached_count, pool.free_count) == (2, 18)
+
+
 def test_a_hit_of_a_hybrid_model_ends_at_the_deepest_snapshot() -> None:
     rng = random.Random()
     pool = PagePool(20)
@@ -221,6 +237,44 @@ def test_the_least_recently_used_snapshot_makes_room_unless_it_is_about_to_be_re
     assert shelf.take(owner=1, spare=nodes[0]) is None
     assert shelf.take(owner=1) is not None
     assert nodes[0].snapshot is None
+
+
+def test_a_snapshot_that_was_used_is_not_the_first_to_make_room() -> None:
+    rng = random.Random()
+    pool = PagePool(20)
+    ids = SlotPool(2, "snapshot")
+    cache = PrefixCache(pool, PAGE_SIZE, PAGE_SIZE, ids)
+    shelf = cache.snapshots
+    assert shelf is not None
+    older, newer = (publish(cache, pool, tokens_of(rng, 1)) for _ in range(2))
+    shelf.attach(older, ids.take(), None)
+    shelf.attach(newer, ids.take(), None)
+    shelf.hold(older)
+    shelf.unhold(older)
+    assert shelf.take(owner=1) is not None
+    assert older.snapshot is not None and newer.snapshot is None
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_forgotten_page_keeps_no_snapshot(held: bool) -> None:
+    rng = random.Random()
+    pool = PagePool(20)
+    ids = SlotPool(2, "snapshot")
+    cache = PrefixCache(pool, PAGE_SIZE, PAGE_SIZE, ids)
+    shelf = cache.snapshots
+    assert shelf is not None
+    tokens = tokens_of(rng, 1)
+    node = publish(cache, pool, tokens)
+    shelf.attach(node, ids.take(), None)
+    cache.pin(node)
+    if held:
+        shelf.hold(node)
+    cache.clear()
+    assert ids.free_count == (1 if held else 2)
+    if held:
+        shelf.unhold(node)
+    assert not shelf.attach(node, ids.take(), None)
+    assert ids.free_count == 2
 
 
 def test_evicting_a_page_frees_its_snapshot() -> None:

@@ -95,7 +95,7 @@ def test_the_memory_order_of_states_and_weights_changes_nothing(lengths: list[in
     weight_last = weight.t().contiguous().t()
     ours = convolve(x, weight_last, channels_last, lengths)
     assert all(map(torch.equal, ours, convolve(x, weight, state, lengths)))
-    assert ours[1].transpose(1, 2).is_contiguous()
+    assert ours[1].stride(1) == 1  # so that what comes back is quick to go in again
 
 
 @pytest.mark.parametrize("lengths", [[1, 1, 1], [2, 9, 1, 3]])

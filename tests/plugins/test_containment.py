@@ -6,8 +6,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
-
 from tests.support.distributions import FAMILIES, install, working_family
+
 from trivet.errors import PluginError
 from trivet.plugin import PluginManager
 

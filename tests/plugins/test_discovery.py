@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from tests.support.distributions import BACKENDS, FAMILIES, OBSERVERS, install, working_family
+
 from trivet.errors import PluginError
 from trivet.plugin import PluginManager, PluginRecord
 

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
 from tests.support.distributions import BACKENDS, OBSERVERS, install
+
 from trivet.plugin import AttentionBackend, ModelFamily, PluginManager, hookimpl, hookspecs, standard_paths
 from trivet.plugin.groups import GROUPS
 

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from tests.support.distributions import FAMILIES, install, working_family
+
 from trivet.plugin import PluginManager
 
 
@@ -49,7 +49,7 @@ def test_another_process_sees_the_same_families(tmp_path: Path, method: str) -> 
     done = subprocess.run(
         [sys.executable, str(path), method, str(tmp_path)],
         cwd=Path(__file__).parents[2],
-        env={"PYTHONPATH": ":".join(["."] + sys.path), "PATH": ""},
+        env={"PYTHONPATH": ":".join([".", *sys.path]), "PATH": ""},
         capture_output=True,
         text=True,
         timeout=120,

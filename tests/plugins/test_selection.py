@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from tests.support.distributions import BACKENDS, FAMILIES, install, working_family
+
 from trivet.errors import PluginError
 from trivet.plugin import PluginManager
 from trivet.plugin.selection import Selection

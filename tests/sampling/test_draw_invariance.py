@@ -93,7 +93,25 @@ def test_a_short_list_of_candidates_draws_as_the_whole_vocabulary_sorted(make_ba
     logits = torch.randn(rows, vocabulary) * torch.linspace(0.1, 8, rows).unsqueeze(-1)
     slots = torch.arange(rows)
     adaptive = sample(batch, logits, slots, slots).token_ids
+    # A top-k of the whole vocabulary leaves the same distribution, and orders all of it.
+    for row in range(rows):
+        batch.bind(row, Sampling(temperature=1.0, top_p=0.95, top_k=vocabulary), [0], seed=row)
+    assert torch.equal(adaptive, sample(batch, logits, slots, slots).token_ids)
     assert torch.equal(adaptive, sample(batch, logits, slots, slots, batch.any_groups(rows)).token_ids)
+
+
+def test_a_slot_s_next_request_draws_as_in_a_fresh_one(make_batch) -> None:
+    used, logits = make_batch(1, 300), torch.randn(1, 300)
+    slots, positions = torch.tensor([0]), torch.tensor([4])
+    kinds = [{}, {"top_k": 7}, {"top_p": 0.6}, {"min_p": 0.3}, {"temperature": 0.0}, {"frequency_penalty": 2.0}] * 3
+    for seed in torch.randperm(len(kinds)).tolist():
+        request = Sampling(**{"temperature": 1.5, **kinds[seed]})
+        fresh = make_batch(1, 300)
+        for batch in (used, fresh):
+            batch.bind(0, request, [1, 2], seed=seed)
+            batch.accept(slots, torch.tensor([int(logits.argmax())]))
+        assert sample(used, logits, slots, positions).to_host() == sample(fresh, logits, slots, positions).to_host()
+        used.release(0)
 
 
 def test_seeds_are_taken_modulo_two_to_the_64th(sample_rows) -> None:

@@ -76,8 +76,8 @@ def test_top_k_keeps_exactly_k_of_equal_tokens_lowest_ids_first(sample_rows) -> 
 
 def test_the_most_probable_token_survives_every_filter(sample_rows) -> None:
     logits = torch.randn(30, 100)
-    tiny = Sampling(temperature=5.0, top_p=1e-12, min_p=1.0, top_k=1)
-    assert sample_rows(logits, [tiny] * 30).token_ids == logits.argmax(-1).tolist()
+    for tiny in ({"top_p": 1e-300}, {"min_p": 1.0}, {"top_k": 1}, {"top_p": 1e-300, "min_p": 1.0, "top_k": 1}):
+        assert sample_rows(logits, [Sampling(temperature=5.0, **tiny)] * 30).token_ids == logits.argmax(-1).tolist()
 
 
 def test_a_temperature_too_small_for_float32_takes_the_most_probable_token(sample_rows) -> None:

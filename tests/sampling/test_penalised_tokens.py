@@ -84,9 +84,14 @@ def test_neutral_penalties_change_no_bit() -> None:
     assert torch.equal(penalised(logits, Sampling(), [1, 2], []), logits)
 
 
-def test_penalties_reach_the_end_of_float32_and_leave_the_row_usable(sample_rows) -> None:
-    logits = torch.randn(1, VOCABULARY)
-    for value in (1e308, -1e308):
-        request = [Sampling(presence_penalty=value, frequency_penalty=value)]
-        result = sample_rows(logits, request, outputs=[list(range(VOCABULARY))])
-        assert result.bad == [False]
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("value", [1e308, -1e308])
+def test_penalties_past_the_end_of_float32_bring_back_nothing_that_the_model_ruled_out(
+    sample_rows, temperature: float, value: float
+) -> None:
+    logits = torch.full((20, VOCABULARY), -torch.inf)
+    logits[:, 7:9] = torch.randn(20, 2)
+    request = Sampling(temperature=temperature, presence_penalty=value, frequency_penalty=value)
+    result = sample_rows(logits, [request] * 20, outputs=[[7, 7, 8, 8]] * 20)
+    assert result.bad == [False] * 20
+    assert set(result.token_ids) <= {7, 8}

@@ -81,6 +81,14 @@ def test_only_the_newest_decode_time_snapshot_of_a_request_is_kept() -> None:
     assert world.snapshots.total - world.snapshots.free_count == 2  # at the prompt's last boundary, and the newest
 
 
+def test_a_request_gives_up_its_own_snapshot_before_it_takes_anothers() -> None:
+    world = World.of(Limits(1, 8, 200, 4), 100, snapshots=3)
+    other = prompt_of(2, 21)
+    world.serve(other, 1)
+    world.serve(prompt_of(1, 21), 60)
+    assert world.serve(other, 1).cached_tokens == 20
+
+
 def test_a_decode_time_snapshot_that_was_hit_is_not_given_up() -> None:
     world = World.of(Limits(2, 16, 200, 4), 100, snapshots=8)
     talker = world.submit(prompt_of(1, 5), 60)
@@ -156,6 +164,31 @@ def test_a_waiting_request_does_not_evict_the_pages_that_it_matched() -> None:
     assert waiting.cached_tokens == 20
 
 
+def test_a_waiting_request_is_let_in_by_pages_that_it_can_share() -> None:
+    world = World.of(Limits(2, 4, 64, 4), 12)
+    prompt = prompt_of(1, 29)
+    world.submit(prompt, 4)  # 8 pages
+    sharing = world.submit(prompt, 4)  # 8 pages too, of which at least 4 must be shared
+    while sharing.admitted_s is None:
+        world.step()
+        audit(world)
+        assert not world.requests[0].done
+    world.drain(audited=True)
+    assert sharing.cached_tokens >= 16
+
+
+def test_a_request_cancelled_before_its_first_step_lets_go_of_its_snapshot() -> None:
+    world = World.of(Limits(2, 1, 64, 4), 40, snapshots=1)
+    prompt = prompt_of(1, 9)
+    world.serve(prompt, 1)
+    world.submit([1] * 8, 8)
+    hitting = world.submit(prompt, 1)
+    world.step()
+    assert hitting.cached_tokens == 8 and not hitting.scheduled_tokens > 8
+    world.scheduler.cancel(hitting)
+    audit(world)
+
+
 @pytest.mark.parametrize("snapshots", [None, 4])
 def test_score_neither_hits_nor_publishes(snapshots: int | None) -> None:
     world = World.of(Limits(2, 8, 64, 4), 40, snapshots=snapshots)
@@ -188,17 +221,20 @@ def test_a_failed_step_publishes_nothing(snapshots: int | None) -> None:
 
 @pytest.mark.parametrize("snapshots", [None, 4])
 @pytest.mark.parametrize("step_tokens", [4, 7, 64])
-def test_a_prefix_that_led_to_an_unusable_row_is_not_offered_again(step_tokens: int, snapshots: int | None) -> None:
+@pytest.mark.parametrize("tokens", [20, 21])
+def test_a_prefix_that_led_to_an_unusable_row_is_not_offered_again(
+    tokens: int, step_tokens: int, snapshots: int | None
+) -> None:
     """Prefill pieces are published before any logits are looked at, so they are withdrawn when these are bad."""
     world = World.of(Limits(1, step_tokens, 64, 4), 40, snapshots=snapshots)
-    prompt = prompt_of(1, 21)
+    prompt = prompt_of(1, tokens)
     poisoned = world.submit(prompt, 4)
     world.poisoned.add(poisoned)
     while not poisoned.done:
         world.step(endings=lambda request: Ending("error", ValueError("NaN")))
     audit(world)
     assert world.serve(prompt, 4).cached_tokens == 0
-    assert world.serve(prompt, 4).cached_tokens == 20
+    assert world.serve(prompt, 4).cached_tokens == (tokens - 1) // 4 * 4
 
 
 def test_pages_of_a_running_request_survive_clear() -> None:

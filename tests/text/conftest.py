@@ -57,7 +57,20 @@ def metaspace() -> tokenizers.Tokenizer:
     return inner
 
 
-KINDS = {"byte level": byte_level, "byte fallback": byte_fallback, "metaspace": metaspace}
+def wide_strip() -> tokenizers.Tokenizer:
+    """One whose decoder takes off up to two spaces, so that a lone one gives no text."""
+    inner = byte_fallback()
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 2, 0)]
+    inner.decoder = decoders.Sequence(steps)
+    return inner
+
+
+KINDS = {
+    "byte level": byte_level,
+    "byte fallback": byte_fallback,
+    "metaspace": metaspace,
+    "wide strip": wide_strip,
+}
 
 
 @pytest.fixture(scope="session")

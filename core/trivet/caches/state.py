@@ -57,11 +57,12 @@ class StatePool:
         for index in geometry.recurrent_layers:
             layer = geometry.layers[index]
             assert isinstance(layer, RecurrentGeometry)
-            for name, shape in ((f"recurrent.{index}", layer.state_shape), (f"tail.{index}", layer.tail_shape)):
-                size = math.prod(shape)
-                for views, buffers in ((self._slot_views, slots), (self._snapshot_views, snapshots)):
-                    entries = buffers[name].numel() // size if size else 0
-                    views[name] = buffers[name].view(entries, *shape)
+            recurrent, tail = f"recurrent.{index}", f"tail.{index}"
+            for views, buffers in ((self._slot_views, slots), (self._snapshot_views, snapshots)):
+                # Counted by the state: a convolution of one tap has tails of no elements.
+                entries = buffers[recurrent].numel() // math.prod(layer.state_shape)
+                views[recurrent] = buffers[recurrent].view(entries, *layer.state_shape)
+                views[tail] = buffers[tail].view(entries, *layer.tail_shape)
 
     def recurrent(self, layer: int) -> torch.Tensor:
         """``[slots, value_heads, key_dim, value_dim]``, float32: recurrent state of every slot."""

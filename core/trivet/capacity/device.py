@@ -30,6 +30,8 @@ class DeviceProfile:
         memory_bytes: memory of the device, in bytes.
         multiprocessors: streaming multiprocessors (1 on a CPU).
         compute_capability: CUDA compute capability, or None on a CPU.
+        present: whether it is a CUDA device of this machine, on which kernels can be probed; a shipped profile is
+            not, whatever machine it is read on.
     """
 
     name: str
@@ -37,6 +39,7 @@ class DeviceProfile:
     memory_bytes: int
     multiprocessors: int = 1
     compute_capability: tuple[int, int] | None = field(default=None, converter=_pair)
+    present: bool = False
 
     @classmethod
     def named(cls, name: str, memory_bytes: int | None = None) -> DeviceProfile:
@@ -75,6 +78,7 @@ class DeviceProfile:
             memory_bytes=properties.total_memory,
             multiprocessors=properties.multi_processor_count,
             compute_capability=(properties.major, properties.minor),
+            present=True,
         )
 
 

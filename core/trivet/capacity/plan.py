@@ -46,6 +46,8 @@ class PlanCapacity:
         attention: the attention geometry that the plan serves.
         limits: what the operator allows.
         tile: the smallest tiles that the kernel may derive.
+        device: the device, for paths whose workspaces depend on it; None where none was named.
+        dtype: dtype of queries, keys and values; None where none was named.
         requests: rows in one step.
         tokens: tokens in one step, over all rows.
         positions: positions of one request: 0 to ``positions - 1``.
@@ -60,6 +62,8 @@ class PlanCapacity:
     attention: AttentionGeometry
     limits: Limits
     tile: TileShape
+    device: DeviceProfile | None = field(default=None, kw_only=True)
+    dtype: str | None = field(default=None, kw_only=True)
     requests: int = field(init=False)
     tokens: int = field(init=False)
     positions: int = field(init=False)
@@ -169,7 +173,9 @@ class RuntimeCapacity:
         logit_rows = max(step_rows, min(step_tokens, SCORE_BLOCK_ROWS))
         checked.int32("vocabulary", geometry.vocab_size)
         checked.int64("logits of a step", logit_rows * geometry.vocab_size * 8)
-        plans = tuple(PlanCapacity(a, limits, tile_of(a)) for a in geometry.attention_geometries)
+        plans = tuple(
+            PlanCapacity(a, limits, tile_of(a), device=device, dtype=dtype) for a in geometry.attention_geometries
+        )
         return cls(
             geometry=geometry,
             limits=limits,

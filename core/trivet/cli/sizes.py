@@ -16,7 +16,7 @@ UNITS = {
 }
 """Bytes of each unit, in upper case. A bare K, M, G or T is refused: people disagree on what it means."""
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.IGNORECASE)
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)")
 
 
 def parse_size(text: str) -> int:

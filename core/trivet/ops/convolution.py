@@ -27,14 +27,9 @@ def causal_conv_decode(x: Tensor, weight: Tensor, state: Tensor) -> tuple[Tensor
         ``silu`` of the convolution, ``[rows, channels]``, and the new tails, both new tensors in the dtype
         of `x`. Sums are taken in float32.
     """
-    taps = weight.t().contiguous().unbind(0)
-    tails = state.transpose(1, 2)
-    # Newest tap first, here and below, so that every form adds up in the same order.
-    y = _accumulator(x) * taps[-1]
-    for tap, carried in zip(reversed(taps[:-1]), reversed(tails.unbind(1)), strict=True):
-        y.addcmul_(carried.to(y.dtype), tap.to(y.dtype))
-    new_tails = torch.cat((tails[:, 1:], x.unsqueeze(1)), dim=1) if len(taps) > 1 else tails.clone()
-    return F.silu(y, inplace=True).to(x.dtype), new_tails.transpose(1, 2)
+    window = torch.cat((state.transpose(1, 2), x.unsqueeze(1)), dim=1)
+    y = (_accumulator(window) * weight.t().contiguous()).sum(1)
+    return F.silu(y, inplace=True).to(x.dtype), window[:, 1:].transpose(1, 2)
 
 
 def causal_conv_prefill(x: Tensor, weight: Tensor, state: Tensor, packed: PackedRows) -> tuple[Tensor, Tensor]:
@@ -69,7 +64,8 @@ def causal_conv_prefill(x: Tensor, weight: Tensor, state: Tensor, packed: Packed
     y = inputs * taps[-1]
     if kernel == 1:
         return F.silu(y, inplace=True).to(x.dtype), state.clone()
-    for distance in range(1, min(kernel, packed.tokens)):
+    # Newest tap first, here and for the heads below, so that both add up in the same order.
+    for distance in range(1, kernel):
         y[distance:].addcmul_(inputs[:-distance], taps[kernel - 1 - distance])
 
     edges = packed.edges(kernel)

@@ -130,7 +130,8 @@ def gated_delta_prefill(
     if packed.singles is not None:
         rows, tokens = packed.singles.rows, packed.singles.tokens
         q, k, v, decay, rate = (x.index_select(0, tokens) for x in inputs)
-        out, new_state = gated_delta_decode(q, k, v, decay, rate, state.index_select(0, rows))
+        gathered = state.index_select(0, rows)
+        out, new_state = gated_delta_decode(q, k, v, decay, rate, gathered, gathered)
         outs.append((tokens, out))
         states.append((rows, new_state))
     return _assembled(outs, value.shape), _assembled(states, state.shape)

@@ -27,6 +27,7 @@ from trivet.geometry import AttentionGeometry, LayerGeometry, ModelGeometry, Rec
 from trivet.layout import BufferLayout, Buffers, BufferSpec
 from trivet.plugin.backend import AttentionBackend
 from trivet.plugin.capabilities import Capabilities
+from trivet.plugin.evidence import ExpectedFailure, StoredOracle, TransformersOracle
 from trivet.plugin.family import ModelFamily
 from trivet.plugin.hookspecs import hookimpl
 from trivet.plugin.manager import PluginManager
@@ -42,6 +43,10 @@ __all__ = [
     "PluginManager",
     "PluginRecord",
     "hookimpl",
+    # showing that it conforms
+    "ExpectedFailure",
+    "StoredOracle",
+    "TransformersOracle",
     # reading a config
     "AttentionGeometry",
     "ConfigDocument",

@@ -69,7 +69,7 @@ def _distributions(path: Sequence[str] | None) -> Iterator[metadata.Distribution
 
 def _shadowed(distribution: metadata.Distribution, text: str, path: list[str]) -> bool:
     """Whether another copy of the distribution comes first on the path: what is imported is that one's."""
-    name = _name(distribution)
+    name = _header(distribution, "Name")
     first = next(iter(metadata.distributions(name=name, path=path)), None) if name else None
     if first is None:
         return False
@@ -83,24 +83,20 @@ def _entry_points_text(distribution: metadata.Distribution) -> str:
         return ""
 
 
-def _name(distribution: metadata.Distribution) -> str:
-    # A damaged METADATA file gives None or raises, by version of Python.
+def _header(distribution: metadata.Distribution, header: str) -> str:
+    # A damaged METADATA file lacks the header or raises, by version of Python.
     try:
-        return distribution.metadata["Name"] or ""
+        headers = distribution.metadata
+        if header in headers:
+            return headers[header]
     except Exception:
-        return ""
-
-
-def _version(distribution: metadata.Distribution) -> str:
-    try:
-        return distribution.version or ""
-    except Exception:
-        return ""
+        pass
+    return ""
 
 
 def _read(distribution: metadata.Distribution) -> Iterator[PluginRecord]:
-    name = _name(distribution) or str(distribution.locate_file(""))
-    version = _version(distribution)
+    name = _header(distribution, "Name") or str(distribution.locate_file(""))
+    version = _header(distribution, "Version")
     try:
         entry_points = [(e.group, e.name, e.value) for e in distribution.entry_points]
     except Exception as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from attrs import field, frozen
@@ -16,6 +16,15 @@ from trivet.errors import ConfigError, PluginError
 from trivet.geometry import ModelGeometry
 from trivet.plugin.capabilities import Capabilities
 from trivet.plugin.checks import as_tuple, check_name, check_paths, wrong_field
+from trivet.plugin.evidence import (
+    ExpectedFailure,
+    Oracle,
+    StoredOracle,
+    TransformersOracle,
+    check_configs,
+    check_expected_failures,
+    own_configs,
+)
 from trivet.weights.map import WeightMap
 
 if TYPE_CHECKING:
@@ -41,6 +50,10 @@ class ModelFamily:
             imported when a model is built and not before, so that memory can be planned without torch.
         decode_paths: the decode paths that serve the family's attention, best first.
         capabilities: what the family supports.
+        tiny_configs: config.json objects of a few small models by name, of which conformance makes checkpoints with
+            random weights. Between them they turn every knob that the family reads.
+        oracle: what conformance holds the family's log-probabilities against; None leaves its numerics untested.
+        expected_failures: conformance checks that the family is known to fail.
 
     Raises:
         PluginError: a field is wrong; names the field, what was found and what was expected.
@@ -54,6 +67,9 @@ class ModelFamily:
     build: Builder | str
     decode_paths: tuple[DecodePath, ...] = field(factory=standard_paths, converter=as_tuple)
     capabilities: Capabilities = field(factory=Capabilities)
+    tiny_configs: Mapping[str, Mapping[str, object]] = field(factory=dict, converter=own_configs, hash=False, repr=False)
+    oracle: Oracle | None = None
+    expected_failures: tuple[ExpectedFailure, ...] = field(default=(), converter=as_tuple)
 
     def __attrs_post_init__(self) -> None:
         check_name("ModelFamily", self.name)
@@ -71,6 +87,10 @@ class ModelFamily:
         check_paths(where, self.decode_paths)
         if not isinstance(self.capabilities, Capabilities):
             raise wrong_field(where, "capabilities", self.capabilities, "a Capabilities value")
+        check_configs(where, self.tiny_configs)
+        if self.oracle is not None and not isinstance(self.oracle, StoredOracle | TransformersOracle):
+            raise wrong_field(where, "oracle", self.oracle, "a StoredOracle, a TransformersOracle or None")
+        check_expected_failures(where, self.expected_failures)
 
     def builder(self) -> Builder:
         """The callable behind `build`, imported now if it was given as a string.

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from trivet.attention import PathRequest, Selection, select_path
 from trivet.caches.kv import kv_layout
@@ -25,6 +26,8 @@ from trivet.reservation import LedgerLine, MemoryLedger, activation_bytes, reser
 from trivet.runtime.options import SizingOptions
 from trivet.sampling.layout import penalty_layout, sampler_layout, sampler_scratch_bytes
 from trivet.weights.map import WeightMap
+
+logger = logging.getLogger("trivet.blueprint")
 
 CUDA_SNAPSHOT_STRIDE = 256
 SNAPSHOTS_PER_REQUEST = 8
@@ -139,7 +142,7 @@ def draw_blueprint(
     ]
     if geometry.hybrid:
         lines.append(LedgerLine.of_layout(layouts["state"], "max_requests"))
-        lines.append(LedgerLine.of_layout(layouts["snapshots"], "snapshot_bytes"))
+        lines.append(_snapshot_line(layouts["snapshots"], snapshot_count, grain_tokens))
     ledger = reserve(
         lines,
         lambda pages: kv_layout(geometry, limits.page_size, pages, dtype),
@@ -230,10 +233,27 @@ def _snapshot_count(
 ) -> int:
     if not geometry.hybrid or not options.prefix_cache:
         return 0
-    if options.snapshot_bytes is not None:
-        return snapshots_within(options.snapshot_bytes, geometry, dtype)
-    wanted = SNAPSHOTS_PER_REQUEST * limits.max_requests + SPARE_SNAPSHOTS
-    return min(wanted, snapshots_within(budget_bytes // SNAPSHOT_SHARE, geometry, dtype))
+    given_bytes = options.snapshot_bytes
+    share_bytes = budget_bytes // SNAPSHOT_SHARE if given_bytes is None else given_bytes
+    count = snapshots_within(share_bytes, geometry, dtype)
+    if not count:
+        whose = "the share of the memory budget" if given_bytes is None else "snapshot_bytes"
+        one_bytes = state_layout("snapshot", geometry, 1, dtype).total_bytes
+        logger.warning(
+            "hybrid prefix caching is off: %s is %d bytes, and one snapshot of the recurrent state takes %d; every "
+            "prompt is computed from its first token",
+            whose,
+            share_bytes,
+            one_bytes,
+        )
+    if given_bytes is None:
+        count = min(count, SNAPSHOTS_PER_REQUEST * limits.max_requests + SPARE_SNAPSHOTS)
+    return count
+
+
+def _snapshot_line(layout: BufferLayout, count: int, grain_tokens: int) -> LedgerLine:
+    source = f"{count} snapshots, at multiples of {grain_tokens} tokens" if count else "hybrid prefix caching is off"
+    return evolve(LedgerLine.of_layout(layout, "snapshot_bytes"), source=source)
 
 
 def _inputs_layout(capacity: RuntimeCapacity) -> BufferLayout:

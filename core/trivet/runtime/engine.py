@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -98,6 +99,13 @@ class Engine:
                 own = frozenset(sampling.stop_token_ids)
                 self._ends[request.id] = own if sampling.ignore_eos else own | self._end_token_ids
             self.scheduler.submit(request)
+        logger.debug(
+            "request %d submitted: %d prompt tokens, at most %d new",
+            request.id,
+            request.prompt_tokens,
+            request.max_new_tokens,
+            extra={"request_id": request.id},
+        )
 
     def cancel(self, request: Request) -> None:
         """End `request` as cancelled, wherever it is; nothing happens if it has ended."""
@@ -123,7 +131,6 @@ class Engine:
             plan = self.scheduler.schedule()
             if plan is None:
                 return StepReport()
-            self._bind(plan)
         new_tokens, failed = 0, 0
         try:
             samples, scores = self._compute(plan)
@@ -171,6 +178,7 @@ class Engine:
 
     @torch.inference_mode()
     def _compute(self, plan: StepPlan) -> tuple[HostSamples | None, dict[int, list[TokenLogprob]]]:
+        self._bind(plan)
         for attention, owner in self.owners.items():
             owner.update(plan.batch(attention.query_heads, attention.kv_heads))
             self.plan_updates += 1
@@ -256,16 +264,24 @@ class Engine:
                 endings[request] = Ending("error", error)
                 failed += 1
                 continue
-            if self._hand_over(request, output, tokens[index], samples.logprobs[index]):
-                endings[request] = Ending("stop")
+            try:
+                if self._hand_over(request, output, tokens[index], samples.logprobs[index]):
+                    endings[request] = Ending("stop")
+            except Exception as error:
+                endings[request] = Ending("error", error)
+                failed += 1
         for row, values in scores.items():
-            output = self._outputs.get(plan.requests[row].id)
+            request = plan.requests[row]
+            output = self._outputs.get(request.id)
             if output is not None:
                 output.score += values
+                if any(math.isnan(value.logprob) for value in values):
+                    endings[request] = Ending("error", UnusableLogits(f"request {request.id}: logits hold NaN"))
+                    failed += 1
         self.scheduler.complete(plan, tokens, endings)
         for request in plan.requests:
             self._settle(request)
-        return len(tokens) - failed, failed
+        return max(0, len(tokens) - failed), failed
 
     def _hand_over(
         self, request: Request, output: RequestOutput, token_id: int, logprob: TokenLogprob | None
@@ -291,13 +307,22 @@ class Engine:
             return
         output = self._outputs.pop(request.id, None)
         self._ends.pop(request.id, None)
-        if (slot := self._bound_slots.pop(request.id, None)) is not None:
+        if not request.in_flight and (slot := self._bound_slots.pop(request.id, None)) is not None:
             self.sampling.release(slot)
         if output is not None:
             assert request.finish_reason is not None
             output.finish(request.finish_reason, request.error)
-            if request.error is not None:
-                logger.warning("request %d ended with an error: %s", request.id, request.error)
+            level = logging.DEBUG if request.error is None else logging.WARNING
+            logger.log(
+                level,
+                "request %d ended (%s) after %d prompt and %d new tokens%s",
+                request.id,
+                request.finish_reason,
+                request.prompt_tokens,
+                request.new_tokens,
+                f": {request.error}" if request.error is not None else "",
+                extra={"request_id": request.id},
+            )
 
     def _fill(self, name: str, values: np.ndarray[tuple[int], np.dtype[np.signedinteger]]) -> torch.Tensor:
         target = self.inputs[name][: len(values)]

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-
-from attrs import frozen
+from typing import NamedTuple
 
 from trivet.sampling.logprobs import TokenLogprob
 from trivet.text.detokenizer import StreamDecoder
 
 
-@frozen
-class Produced:
+class Produced(NamedTuple):
     """One new token as the step hands it over.
 
     Attributes:
@@ -52,6 +50,7 @@ class RequestOutput:
         self.error: BaseException | None = None
         self._listener = listener
         self._changed = threading.Condition()
+        self._waiting = 0
 
     @property
     def done(self) -> bool:
@@ -59,10 +58,11 @@ class RequestOutput:
         return self.finish_reason is not None
 
     def put(self, produced: Produced) -> None:
-        """Hand over a token."""
-        with self._changed:
-            self.produced.append(produced)
-            self._changed.notify_all()
+        """Hand over a token. Takes no lock unless somebody waits: most requests are read when they have ended."""
+        self.produced.append(produced)
+        if self._waiting:
+            with self._changed:
+                self._changed.notify_all()
         if self._listener is not None:
             self._listener()
 
@@ -70,8 +70,8 @@ class RequestOutput:
         """End the request. The first end stands."""
         with self._changed:
             if self.finish_reason is None:
-                self.finish_reason = reason
                 self.error = error
+                self.finish_reason = reason
             self._changed.notify_all()
         if self._listener is not None:
             self._listener()
@@ -84,4 +84,8 @@ class RequestOutput:
     def wait_for_token(self, index: int, timeout: float | None = None) -> bool:
         """Wait until token `index` is there or the request has ended; False if `timeout` seconds passed before."""
         with self._changed:
-            return self._changed.wait_for(lambda: len(self.produced) > index or self.done, timeout)
+            self._waiting += 1  # before looking, so that a token that comes after the look is announced
+            try:
+                return self._changed.wait_for(lambda: len(self.produced) > index or self.done, timeout)
+            finally:
+                self._waiting -= 1

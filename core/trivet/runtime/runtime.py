@@ -6,7 +6,7 @@ import itertools
 import logging
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,9 +25,9 @@ from trivet.runtime.locate import locate_checkpoint
 from trivet.runtime.options import WEIGHT_SOURCES, SizingOptions
 from trivet.runtime.output import RequestOutput
 from trivet.runtime.prompt import Prompt, checked_ids, prompt_ids
-from trivet.runtime.results import Completion, Token
+from trivet.runtime.results import Completion
 from trivet.runtime.step import StepReport
-from trivet.runtime.stream import Arrivals, TokenStream, stream_tokens
+from trivet.runtime.stream import Arrivals, AsyncTokenStream, TokenStream
 from trivet.sampling.logprobs import TokenLogprob
 from trivet.sampling.params import Sampling
 from trivet.scheduler.request import Kind
@@ -224,12 +224,13 @@ class Runtime:
         handle = self._submit(request, output)
         return TokenStream(handle, output, self._reader(output), None if self._thread else self.step)
 
-    def astream(self, prompt: Prompt, sampling: Sampling | None = None) -> AsyncIterator[Token]:
+    def astream(self, prompt: Prompt, sampling: Sampling | None = None) -> AsyncTokenStream:
         """As `stream`, for asyncio. Call it from a coroutine; cancelling the reader cancels the request."""
         arrivals = Arrivals()
         request, output = self._prepare(self._prompt_ids(prompt), sampling or Sampling(), arrivals.notify)
         handle = self._submit(request, output)
-        return stream_tokens(handle, output, self._reader(output), arrivals, None if self._thread else self.step)
+        drive = None if self._thread else self.step
+        return AsyncTokenStream(handle, output, self._reader(output), arrivals, drive)
 
     def submit(self, prompt: Prompt, sampling: Sampling | None = None) -> Request:
         """Queue one prompt and return at once. May be called from any thread.

@@ -84,28 +84,56 @@ class Arrivals:
         self._event.clear()
 
 
-async def stream_tokens(
-    request: Request,
-    output: RequestOutput,
-    reader: TokenReader,
-    arrivals: Arrivals,
-    drive: Callable[[], object] | None,
-) -> AsyncIterator[Token]:
-    """The tokens of `request`. Leaving early, by ``aclose`` or cancellation, cancels the request."""
-    read = 0
-    try:
-        while True:
-            while read < len(output.produced):
-                token = reader.read(output.produced[read])
-                read += 1
-                yield token
-            if output.done and read == len(output.produced):
-                break
-            if drive is not None:
-                await asyncio.to_thread(drive)
-            else:
-                await arrivals.wait()
-        if output.finish_reason == "error" and output.error is not None:
-            raise output.error
-    finally:
-        request.cancel()
+class AsyncTokenStream(AsyncIterator[Token]):
+    """As `TokenStream`, for coroutines. Closing, dropping or cancelling its reader cancels the request."""
+
+    def __init__(
+        self,
+        request: Request,
+        output: RequestOutput,
+        reader: TokenReader,
+        arrivals: Arrivals,
+        drive: Callable[[], object] | None,
+    ) -> None:
+        self.request = request
+        self._output = output
+        self._reader = reader
+        self._arrivals = arrivals
+        self._drive = drive
+        self._read = 0
+        self._closed = False
+
+    def __aiter__(self) -> AsyncTokenStream:
+        return self
+
+    async def __anext__(self) -> Token:
+        if self._closed:
+            raise StopAsyncIteration
+        try:
+            while len(self._output.produced) <= self._read and not self._output.done:
+                if self._drive is not None:
+                    await asyncio.to_thread(self._drive)
+                else:
+                    await self._arrivals.wait()
+        except BaseException:
+            await self.aclose()
+            raise
+        if len(self._output.produced) > self._read:
+            produced = self._output.produced[self._read]
+            self._read += 1
+            return self._reader.read(produced)
+        self._closed = True
+        if self._output.finish_reason == "error" and self._output.error is not None:
+            raise self._output.error
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        """Stop reading; the request is cancelled if it is still open."""
+        if not self._closed:
+            self._closed = True
+            self.request.cancel()
+
+    def __del__(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self.request.cancel()

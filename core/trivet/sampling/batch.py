@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from attrs import frozen
 
@@ -14,6 +15,7 @@ from trivet.sampling.params import Sampling
 from trivet.sampling.penalties import PenaltyCounts
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from trivet.layout import Buffers
@@ -86,15 +88,15 @@ class SamplingBatch:
         self.device = buffers["seed"].device
         self.penalties = PenaltyCounts(penalties, self.vocabulary)
         buffers["token_hashes"].copy_(token_hashes(self.vocabulary, self.device))
-        for name in ("temperature", "top_k", "min_p", "presence_penalty", "frequency_penalty", "seed"):
-            buffers[name].zero_()
-        for name in ("top_p", "repetition_penalty"):
-            buffers[name].fill_(1)
+        neutral = _device_values(Sampling(), 0, self.vocabulary)
+        for name, value in neutral.items():
+            buffers[name].fill_(value)
         slots = self.padding_slot + 1
-        self._choices = torch.zeros(slots, dtype=torch.uint8)
-        self._penalised = torch.zeros(slots, dtype=torch.bool)
-        self._top_k = torch.zeros(slots, dtype=torch.int64)
-        self._scored = torch.full((slots,), -1, dtype=torch.int64)
+        self._written = [dict(neutral) for _ in range(slots)]
+        self._choices = np.zeros(slots, dtype=np.int64)
+        self._penalised = np.zeros(slots, dtype=np.bool_)
+        self._top_k = np.zeros(slots, dtype=np.int64)
+        self._scored = np.full(slots, -1, dtype=np.int64)
         self._demanding: set[int] = set()
 
     def __getitem__(self, name: str) -> Tensor:
@@ -112,19 +114,12 @@ class SamplingBatch:
         """
         if not 0 <= slot < self.padding_slot:
             raise IndexError(f"sampling slot {slot}: expected 0 to {self.padding_slot - 1}")
-        values: dict[str, float | int] = {
-            # A temperature that float32 has no number for must become neither greedy nor infinite.
-            "temperature": 0.0 if sampling.greedy else _in_float32(sampling.temperature),
-            "top_k": min(sampling.top_k, self.vocabulary),
-            "top_p": sampling.top_p,
-            "min_p": sampling.min_p,
-            "repetition_penalty": _in_float32(sampling.repetition_penalty),
-            "presence_penalty": _within_float32(sampling.presence_penalty),
-            "frequency_penalty": _within_float32(sampling.frequency_penalty),
-            "seed": _as_int64(seed if sampling.seed is None else sampling.seed),
-        }
+        values = _device_values(sampling, seed, self.vocabulary)
+        # Most requests ask for what the one before them did, and each write is a kernel of its own.
         for name, value in values.items():
-            self._buffers[name][slot] = value
+            if self._written[slot][name] != value:
+                self._buffers[name][slot] = value
+        self._written[slot] = values
         if sampling.needs_penalties:
             prompt = torch.as_tensor(prompt_ids, dtype=torch.int64).to(self.device)
             self.penalties.start(slot, prompt)
@@ -145,26 +140,26 @@ class SamplingBatch:
         """
         if not self._demanding:
             return PLAIN
-        slots = torch.as_tensor(slots, dtype=torch.int64, device="cpu")
-        kinds = self._choices[slots] * 2 + self._penalised[slots]
+        places = np.asarray(slots.cpu() if isinstance(slots, torch.Tensor) else slots, dtype=np.int64)
+        kinds = self._choices[places] * 2 + self._penalised[places]
         special = []
         for kind in sorted(set(kinds.tolist())):
             if kind:
-                rows = (kinds == kind).nonzero().squeeze(-1)
+                rows = np.flatnonzero(kinds == kind)
                 special.append(
                     RowGroup(
                         choice=Choice(kind // 2),
                         penalised=bool(kind % 2),
-                        rows=rows.to(self.device),
-                        candidates=int(self._top_k[slots[rows]].max()),
+                        rows=torch.from_numpy(rows).to(self.device),
+                        candidates=int(self._top_k[places[rows]].max()),
                     )
                 )
-        scored = self._scored[slots]
-        scored_rows = (scored >= 0).nonzero().squeeze(-1)
+        scored = self._scored[places]
+        scored_rows = np.flatnonzero(scored >= 0)
         return SampleGroups(
             special=tuple(special),
-            penalised_rows=self._rows_where(self._penalised[slots]),
-            scored_rows=scored_rows.to(self.device) if len(scored_rows) else None,
+            penalised_rows=self._on_device(np.flatnonzero(self._penalised[places])),
+            scored_rows=self._on_device(scored_rows),
             scored=tuple(zip(scored_rows.tolist(), scored[scored_rows].tolist(), strict=True)),
         )
 
@@ -200,9 +195,23 @@ class SamplingBatch:
         else:
             self._demanding.discard(slot)
 
-    def _rows_where(self, mask: Tensor) -> Tensor | None:
-        rows = mask.nonzero().squeeze(-1)
-        return rows.to(self.device) if len(rows) else None
+    def _on_device(self, rows: NDArray[np.int64]) -> Tensor | None:
+        return torch.from_numpy(rows).to(self.device) if len(rows) else None
+
+
+def _device_values(sampling: Sampling, seed: int, vocabulary: int) -> dict[str, float | int]:
+    """What stands in the buffers of `sampler_layout` for a request."""
+    return {
+        # A temperature that float32 has no number for must become neither greedy nor infinite.
+        "temperature": 0.0 if sampling.greedy else _in_float32(sampling.temperature),
+        "top_k": min(sampling.top_k, vocabulary),
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "repetition_penalty": _in_float32(sampling.repetition_penalty),
+        "presence_penalty": _within_float32(sampling.presence_penalty),
+        "frequency_penalty": _within_float32(sampling.frequency_penalty),
+        "seed": 0 if sampling.greedy else _as_int64(seed if sampling.seed is None else sampling.seed),
+    }
 
 
 def _choice(sampling: Sampling) -> Choice:

@@ -93,6 +93,7 @@ class Holdings:
         self.gate.release(request.reserved_pages)
         del request.pages[:]
         request.duplicates = []
+        request.digests = []
         request.node = request.boundary_node = request.trail_node = None
         request.slot = NO_SLOT
         request.reserved_pages = 0

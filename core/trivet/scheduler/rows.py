@@ -103,14 +103,14 @@ class RunningRows:
         return pieces
 
     def _whole(self, order: Iterable[Request]) -> tuple[list[Request], list[tuple[Request, int]]]:
-        """Serve rows in `order`, prompts whole, until one does not fit: none overtakes it."""
+        """Serve rows in `order`, prompts whole. A prompt that does not fit comes first in a later step."""
         budget = self._step_tokens
         decode: list[Request] = []
         prefill: list[tuple[Request, int]] = []
         for request in order:
             tokens = prefill_piece_tokens(request) if request.prefilling else 1
             if tokens > budget:
-                break
+                continue
             budget -= tokens
             if request.prefilling:
                 prefill.append((request, tokens))

@@ -105,7 +105,7 @@ class Scheduler:
             RequestRejected: it could never be served. Nothing was changed.
         """
         if request.status is not Status.WAITING or request in self._waiting:
-            raise AccountingError(f"{request!r} was submitted before")
+            raise AccountingError(f"{request!r} was submitted before, or has ended")
         if not request.lifetime_pages:
             self.prepare(request)
         request.submitted_s = self._clock()
@@ -391,7 +391,8 @@ class Scheduler:
         request.finish_reason = reason
         request.error = error
         request.finished_s = now
-        self._ended[reason] += 1
+        if request.submitted_s is not None:
+            self._ended[reason] += 1
         self._rows.remove(request)
         if not request.in_flight:
             self._release(request)

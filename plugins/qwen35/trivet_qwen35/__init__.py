@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trivet.plugin import Capabilities, ModelFamily, hookimpl, standard_paths
+from trivet.plugin import Capabilities, ModelFamily, StoredOracle, hookimpl, standard_paths
 from trivet_qwen35.config import MULTIMODAL, TEXT_ONLY, read_geometry
+from trivet_qwen35.tiny import TINY_CONFIGS
 from trivet_qwen35.weights import weight_map
 
 FAMILY = ModelFamily(
@@ -16,6 +17,8 @@ FAMILY = ModelFamily(
     build="trivet_qwen35.model:build",
     decode_paths=standard_paths(),
     capabilities=Capabilities(),
+    tiny_configs=TINY_CONFIGS,
+    oracle=StoredOracle("trivet_qwen35:oracle.safetensors"),
 )
 
 

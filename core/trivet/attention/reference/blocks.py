@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     HostArrays = dict[str, NDArray[np.int32]]
 
+
 @frozen
 class Block:
     """Items ``first`` to ``last - 1``.

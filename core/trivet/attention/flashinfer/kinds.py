@@ -1,0 +1,35 @@
+"""Which kernels a path runs on: one for decode rows, one or two for chunks."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from attrs import frozen
+
+SERVED_HEAD_DIMS = (64, 128, 256)
+"""Head dims that are tested. Others fault (96) or are silently wrong (72) in the paged-prefill kernel."""
+
+SERVED_DTYPES = ("bfloat16", "float16")
+
+
+class DecodeKernel(Enum):
+    """What decode rows run on."""
+
+    COMPILED = "decode kernel"
+    """CUDA cores, compiled for a few group sizes."""
+    PAGED_PREFILL = "paged-prefill kernel"
+    """Tensor cores, any group size: a decode row is a prefill row of one token."""
+
+
+@frozen
+class KernelChoice:
+    """The kernels of one plan.
+
+    Attributes:
+        decode: what decode rows run on.
+        hopper_from_tokens: chunks run on the Hopper prefill kernel (FA3) where they are at least this long on
+            average, and on the general one (FA2) otherwise; None: always on the general one.
+    """
+
+    decode: DecodeKernel
+    hopper_from_tokens: int | None = None

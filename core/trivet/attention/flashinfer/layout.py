@@ -1,0 +1,97 @@
+"""Every buffer of a FlashInfer plan. The only place where their lengths stand."""
+
+from __future__ import annotations
+
+from trivet import checked
+from trivet.attention.flashinfer.bounds import (
+    Workspace,
+    compiled_decode_workspace,
+    hopper_chunks_workspace,
+    prefill_chunks_workspace,
+    prefill_decode_workspace,
+)
+from trivet.attention.flashinfer.kinds import DecodeKernel, KernelChoice
+from trivet.capacity import PlanCapacity
+from trivet.layout import BufferLayout, BufferSpec
+
+STAGING_SETS = 2
+"""Sets of pinned mirrors: the host fills one while copies out of the other may still be queued."""
+
+DECODE_WORKSPACE = "decode_workspace"
+CHUNK_WORKSPACE = "chunk_workspace"
+FLOAT_WORKSPACE = "float_workspace"
+DECODE_INDPTR = "decode_indptr"
+
+INDEX_ARRAYS = ("page_indices", "page_indptr", "last_page_len", "chunk_indptr", "batch_indices", "positions")
+
+
+def mirror_name(name: str, staging_set: int) -> str:
+    """Name of the pinned mirror of buffer `name` in a staging set."""
+    return f"{name}.staged.{staging_set}"
+
+
+def decode_workspace(capacity: PlanCapacity, choice: KernelChoice) -> Workspace:
+    """The bound of what serves decode rows."""
+    if choice.decode is DecodeKernel.COMPILED:
+        return compiled_decode_workspace(capacity)
+    return prefill_decode_workspace(capacity)
+
+
+def chunk_workspace(capacity: PlanCapacity, choice: KernelChoice) -> Workspace:
+    """The bound of whatever may serve chunks."""
+    general = prefill_chunks_workspace(capacity)
+    if choice.hopper_from_tokens is None:
+        return general
+    hopper = hopper_chunks_workspace(capacity)
+    return Workspace(
+        float_bytes=max(general.float_bytes, hopper.float_bytes), int_bytes=max(general.int_bytes, hopper.int_bytes)
+    )
+
+
+def flashinfer_layout(capacity: PlanCapacity, choice: KernelChoice) -> BufferLayout:
+    """Buffers of one FlashInfer plan.
+
+    Index arrays, int32, on the device:
+
+    - ``page_indices``: pages of all rows, row by row; row *r* has entries ``page_indptr[r]`` to ``page_indptr[r + 1]``.
+    - ``last_page_len``: tokens in the last page of each row.
+    - ``chunk_indptr``: first token of each chunk, counted from the first chunk's.
+    - ``batch_indices``, ``positions``: row and position of each token; where its key and value go.
+    - ``decode_indptr``: 0, 1, 2, ...: the first token of each decode row, where the paged-prefill kernel serves them.
+      Written once.
+
+    Workspaces, bytes, on the device: ``decode_workspace`` and ``chunk_workspace`` hold what the planners write for
+    decode rows and for chunks, ``float_workspace`` the partial outputs of split rows; the two kinds of rows run one
+    after the other and share it. Arrays inside a workspace keep their offsets for as long as the number of decode
+    rows stays the same.
+
+    All index arrays but ``decode_indptr``, and the two int workspaces, have a pinned mirror in each of two sets.
+    Sizes do not depend on CUDA-graph buckets: a bucket's arrays are the first entries of the same buffers.
+
+    Raises:
+        CapacityExceeded: the page lists address more tokens than the kernels' 32-bit arithmetic takes.
+        ConfigError: the capacity names no device.
+    """
+    checked.int32("tokens of all page lists", capacity.pages * capacity.limits.page_size)
+    decode, chunks = decode_workspace(capacity, choice), chunk_workspace(capacity, choice)
+    lengths = {
+        "page_indices": capacity.pages,
+        "page_indptr": capacity.indptr,
+        "last_page_len": capacity.requests,
+        "chunk_indptr": capacity.indptr,
+        "batch_indices": capacity.tokens,
+        "positions": capacity.tokens,
+    }
+    mirrored = [
+        *(BufferSpec(name, lengths[name], "int32") for name in INDEX_ARRAYS),
+        BufferSpec(DECODE_WORKSPACE, decode.int_bytes, "uint8"),
+        BufferSpec(CHUNK_WORKSPACE, chunks.int_bytes, "uint8"),
+    ]
+    specs = [*mirrored, BufferSpec(FLOAT_WORKSPACE, max(decode.float_bytes, chunks.float_bytes, 1), "uint8")]
+    if choice.decode is DecodeKernel.PAGED_PREFILL:
+        specs.append(BufferSpec(DECODE_INDPTR, capacity.indptr, "int32"))
+    for staging_set in range(STAGING_SETS):
+        specs += (
+            BufferSpec(mirror_name(spec.name, staging_set), spec.elements, spec.dtype, pinned=True) for spec in mirrored
+        )
+    return BufferLayout("FlashInfer plan", tuple(specs))

@@ -1,0 +1,61 @@
+"""The committed speed table: which kernel was measured to be faster, by device. Nothing is timed at start-up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any
+
+from attrs import frozen
+
+from trivet.capacity import DeviceProfile
+
+
+@frozen
+class HeadDimSpeeds:
+    """What was measured for one head dim of a device.
+
+    Attributes:
+        compiled_groups: group sizes that the decode kernel was compiled for when it was probed there. Read only to
+            plan for a device that is not here; on one that is here the library is asked.
+        decode_over_prefill: time of the decode kernel over that of the paged-prefill kernel, by group size.
+        hopper_from_tokens: from which average length on chunks are faster on the Hopper prefill kernel; None: never.
+    """
+
+    compiled_groups: tuple[int, ...]
+    decode_over_prefill: Mapping[int, float]
+    hopper_from_tokens: int | None
+
+
+@frozen
+class SpeedTable:
+    """Measurements by device and head dim.
+
+    Attributes:
+        devices: by lower-case device name, as drivers and shipped profiles give it.
+    """
+
+    devices: Mapping[str, Mapping[int, HeadDimSpeeds]]
+
+    @classmethod
+    def committed(cls) -> SpeedTable:
+        """The table that ships as data (`speeds.json`), measured as `sdk_docs/evidence` says."""
+        text = resources.files("trivet.attention.flashinfer").joinpath("speeds.json").read_text(encoding="utf-8")
+        devices: dict[str, Mapping[int, HeadDimSpeeds]] = {}
+        for entry in json.loads(text).values():
+            by_head_dim = {int(head_dim): _head_dim(values) for head_dim, values in entry["head_dims"].items()}
+            devices.update(dict.fromkeys(entry["names"], by_head_dim))
+        return cls(devices)
+
+    def of(self, device: DeviceProfile, head_dim: int) -> HeadDimSpeeds | None:
+        """What was measured for `head_dim` on `device`, if anything was."""
+        return self.devices.get(device.name.lower(), {}).get(head_dim)
+
+
+def _head_dim(values: Mapping[str, Any]) -> HeadDimSpeeds:
+    return HeadDimSpeeds(
+        compiled_groups=tuple(values["compiled_groups"]),
+        decode_over_prefill={int(group): float(ratio) for group, ratio in values["decode_over_prefill"].items()},
+        hopper_from_tokens=values["hopper_from_tokens"],
+    )

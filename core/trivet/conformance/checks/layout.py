@@ -1,0 +1,227 @@
+"""Layouts and the ledger: what is reserved is what is allocated, and no less than what is used."""
+
+from __future__ import annotations
+
+import trivet
+from trivet.capacity import Limits
+from trivet.conformance.batches import batch_of, drawn_capacities, worst_lengths
+from trivet.conformance.bench import Bench
+from trivet.conformance.check import Measured, broken, check, expect
+from trivet.conformance.twins import serving
+from trivet.dtypes import as_torch
+from trivet.errors import CapacityExceeded, TrivetError
+from trivet.reservation import KV_LINE
+from trivet.sampling.params import Sampling
+
+
+@check(
+    "layout.allocated-as-reserved/1",
+    "protocol",
+    "Behind every owned line of the ledger stand live buffers of exactly its bytes: buffer by buffer, in length and "
+    "dtype, each in a storage of its own, as the layout says.",
+    cause="a buffer is allocated from another layout than the one that was counted",
+)
+def allocated_as_reserved(bench: Bench) -> Measured:
+    total = 0
+    for tiny in bench.tinies:
+        with bench.serve(tiny) as served:
+            engine = served.engine
+            pointers: dict[int, str] = {}
+            for line in engine.blueprint.ledger.items:
+                if not line.owned:
+                    continue
+                buffers = engine.owned.get(line.name)
+                if buffers is None:
+                    broken(
+                        observed=f"no buffers stand behind ledger line {line.name!r} ({line.bytes} bytes)",
+                        expected="the buffers that it reserves memory for",
+                        cause="the line is reserved and never allocated, or allocated under another name",
+                    )
+                for spec in buffers.layout.specs:
+                    tensor = buffers[spec.name]
+                    found = (tensor.numel(), tensor.dtype, tensor.untyped_storage().nbytes())
+                    expected = (spec.elements, as_torch(spec.dtype), spec.bytes)
+                    expect(
+                        found == expected,
+                        observed=f"{line.name}: buffer {spec.name!r} has {found} (elements, dtype, bytes)",
+                        expected=f"{expected}, as its layout says",
+                        cause="the buffer was replaced or allocated by hand",
+                    )
+                    if spec.bytes:
+                        place = f"{line.name}: {spec.name}"
+                        shared = pointers.setdefault(tensor.data_ptr(), place)
+                        expect(
+                            shared == place,
+                            observed=f"{place} and {shared} lie at the same address",
+                            expected="a storage of its own for each buffer",
+                            cause="two buffers alias one allocation",
+                        )
+                expect(
+                    buffers.storage_bytes == line.bytes,
+                    observed=f"{line.name}: {buffers.storage_bytes} bytes are allocated",
+                    expected=f"{line.bytes} bytes, as the ledger reserves",
+                    cause="the reserve is computed from another layout, capacity or page count than the allocation",
+                )
+                total += line.bytes
+            counted = served.runtime._meter.allocated_bytes
+            if bench.device == "cpu":
+                owned = sum(line.bytes for line in engine.blueprint.ledger.items if line.owned)
+                expect(
+                    counted == owned,
+                    observed=f"{counted} bytes were allocated through layouts while loading",
+                    expected=f"{owned} bytes, the owned lines of the ledger",
+                    cause="something is allocated that no line reserves, or twice",
+                )
+    return {"bytes": float(total)}
+
+
+@check(
+    "layout.worst-step-fits-exactly/1",
+    "protocol",
+    "A plan's buffers hold the worst step that the capacity allows, in every dimension, and its index buffers are no "
+    "longer than that: with one element fewer, an update raises CapacityExceeded and writes nothing past the end.",
+    cause="a buffer's length in the layout does not follow its dimension of the capacity",
+)
+def worst_step_fits_exactly(bench: Bench) -> Measured:
+    rng = bench.rng("worst")
+    tried = 0
+    for attention in bench.tiny().geometry.attention_geometries:
+        for path in bench.usable_paths(attention):
+            for capacity in drawn_capacities(rng, path, attention):
+                batches = [batch_of(capacity, *lengths) for lengths in worst_lengths(capacity)]
+                layout = path.layout(capacity)
+                for batch in batches:
+                    owner = path.bind(capacity, layout.allocate(bench.device))
+                    try:
+                        owner.update(batch)
+                    except TrivetError as error:
+                        broken(
+                            observed=f"path {path.name!r} under {capacity.limits}: a step of query lengths "
+                            f"{batch.query_lengths.tolist()} and contexts {batch.kv_lengths.tolist()}: {error}",
+                            expected="an update: the step is within the capacity",
+                            cause="a buffer is shorter than the worst step, or a dimension is bounded too low",
+                        )
+                    finally:
+                        owner.close()
+                for spec in layout.specs:
+                    if spec.pinned or not spec.dtype.startswith("int"):
+                        continue
+                    tried += 1
+                    shorter = layout.with_elements(spec.name, spec.elements - 1)
+                    refused = False
+                    for batch in batches:
+                        owner = path.bind(capacity, shorter.allocate(bench.device))
+                        try:
+                            owner.update(batch)
+                        except CapacityExceeded:
+                            refused = True
+                        except Exception as error:
+                            broken(
+                                observed=f"path {path.name!r}: with one element fewer in {spec.name!r}, update raises "
+                                f"{type(error).__name__}: {error}",
+                                expected="CapacityExceeded that names the buffer",
+                                cause="update writes before it compares what it writes with the buffer's length",
+                            )
+                        finally:
+                            owner.close()
+                    expect(
+                        refused,
+                        observed=f"path {path.name!r} under {capacity.limits}: buffer {spec.name!r} has "
+                        f"{spec.elements} elements, and the worst step fits into {spec.elements - 1}",
+                        expected="a length that the worst step needs to the last element",
+                        cause=f"the layout states a longer {spec.name!r} than the capacity asks for (a length off by "
+                        "one, or another dimension), or update does not compare it with the buffer",
+                    )
+    return {"buffers_shortened": float(tried)}
+
+
+@check(
+    "ledger.planned-is-loaded/1",
+    "protocol",
+    "plan_memory, from config.json alone, gives the ledger that a loaded runtime has; the total is the sum of the "
+    "lines, and no line stands for what is not there.",
+    cause="the plan and the load compute their sizes apart",
+)
+def planned_is_loaded(bench: Bench) -> Measured:
+    limits = Limits(3, 20, 50, 4)
+    for tiny in bench.tinies:
+        with bench.serve(tiny, limits=limits, kv_pages=20) as served:
+            loaded = served.runtime.memory
+        with serving(bench.family):
+            planned = trivet.plan_memory(
+                tiny.directory,
+                "cpu",
+                limits=limits,
+                kv_pages=20,
+                prefix_cache=bench.family.capabilities.prefix_cache,
+                cuda_graphs=bench.family.capabilities.cuda_graphs,
+            )
+        expect(
+            planned.as_json() == loaded.as_json() or bench.device != "cpu",
+            observed=f"planned {planned.as_json()}",
+            expected=f"{loaded.as_json()}, as loaded",
+            cause="a size depends on something that is known only after loading",
+        )
+        expect(
+            loaded.total_bytes == sum(line.bytes for line in loaded.items) and loaded.kv_pages == 20,
+            observed=f"total {loaded.total_bytes}, {loaded.kv_pages} pages",
+            expected=f"{sum(line.bytes for line in loaded.items)}, the sum of the lines, and the 20 pages asked for",
+            cause="a line is left out of the total, or the pages are counted from another budget",
+        )
+        weights = sum(spec.elements for spec in tiny.weight_map.parameters) * 4
+        found = sum(line.bytes for line in loaded.items if "weight" in line.name)
+        expect(
+            found == weights,
+            observed=f"the weight line is {found} bytes",
+            expected=f"{weights} bytes: every parameter of the weight map in float32, and nothing else",
+            cause="parameters are counted twice, or not at all",
+        )
+        layers = len(tiny.geometry.attention_layers)
+        kv = sum(
+            2 * limits.page_size * attention.kv_heads * attention.head_dim * 4 * (20 + 1)
+            for attention in (tiny.geometry.layers[i] for i in tiny.geometry.attention_layers)
+            if isinstance(attention, trivet.plugin.AttentionGeometry)
+        )
+        expect(
+            loaded.line(KV_LINE).bytes == kv,
+            observed=f"{loaded.line(KV_LINE).bytes} bytes of KV pages for {layers} attention layers",
+            expected=f"{kv}: keys and values of 20 pages and the padding page, in each layer that attends",
+            cause="pages are sized by another head count, head dim, dtype or number of layers than attention uses",
+        )
+    return {"total_bytes": float(loaded.total_bytes)}
+
+
+@check(
+    "ledger.covers-the-peak/1",
+    "protocol",
+    "The memory that steps of every kind really take beside the owned buffers stays within the ledger's activation "
+    "line.",
+    cause="a layer keeps more temporaries alive than the plan allows for",
+)
+def covers_the_peak(bench: Bench) -> Measured:
+    from trivet.runtime.meter import StorageMeter
+
+    worst = 0.0
+    rng = bench.rng("peak")
+    for limits in (Limits(4, 48, 96, 4), Limits(2, 5, 40, 16)):
+        with bench.serve(limits=limits) as served:
+            planned = served.runtime.memory.line("activations").bytes
+            prompts = [bench.tokens(rng, int(n)) for n in rng.integers(1, limits.max_context // 2, 6)]
+            plain = Sampling(max_new_tokens=6, logprobs=5)
+            drawn = Sampling(max_new_tokens=6, temperature=0.8, top_p=0.9, repetition_penalty=1.2, seed=1)
+            meter = StorageMeter()
+            with meter:
+                served.generate(prompts, [plain, drawn] * 3)
+                served.score(bench.tokens(rng, limits.max_context))
+            expect(
+                meter.peak_bytes <= planned,
+                observed=f"{meter.peak_bytes} bytes of temporaries were alive at once under {limits}",
+                expected=f"at most the {planned} bytes of the activation line",
+                cause="a layer keeps what it no longer needs, or the planned bound leaves out a term (a wide "
+                "projection, logits, attention scratch)",
+            )
+            worst = max(worst, meter.peak_bytes / planned)
+    return {"peak_over_planned": worst}
+
+
+CHECKS = (allocated_as_reserved, worst_step_fits_exactly, planned_is_loaded, covers_the_peak)

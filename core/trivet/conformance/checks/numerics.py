@@ -1,0 +1,345 @@
+"""Numbers against the oracle: however the tokens are divided over steps, rows, pages and caches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from trivet.capacity import Limits
+from trivet.conformance.batches import Contexts, batch_of, drawn_capacities, drawn_lengths
+from trivet.conformance.bench import Bench, differing
+from trivet.conformance.check import Measured, broken, check, expect
+from trivet.conformance.diagnosis import diagnose
+from trivet.conformance.oracle import OracleSequence
+from trivet.conformance.served import Served
+from trivet.conformance.tiny import TinyModel
+from trivet.conformance.tolerances import bound_of, tolerances
+from trivet.runtime.results import Completion
+from trivet.sampling.params import Sampling
+
+WHOLE = Limits(max_requests=4, max_step_tokens=96, max_context=96, page_size=16)
+"""A whole sequence in one step."""
+
+
+def _cases(bench: Bench) -> Iterator[tuple[TinyModel, Sequence[OracleSequence]]]:
+    for tiny in bench.tinies:
+        yield tiny, bench.oracle.sequences(tiny)
+
+
+def _apart(said: torch.Tensor, sequence: OracleSequence) -> float:
+    """Largest difference from the oracle in nats, infinite where something is not a number."""
+    return float((said - sequence.logprobs[: len(said)]).abs().nan_to_num(torch.inf).max())
+
+
+def _require_scores(
+    bench: Bench, served: Served, tiny: TinyModel, sequence: OracleSequence, how: str, cause: str
+) -> float:
+    """Hold the scores of a sequence against the oracle; returns how far apart they are."""
+    bound = bound_of("logprob-max", bench.device, "float32")
+    said = served.score(sequence.tokens)
+    apart = _apart(said, sequence)
+    if apart > bound:
+        worst = int((said - sequence.logprobs[:-1]).abs().nan_to_num(torch.inf).amax(-1).argmax())
+        broken(
+            observed=f"config {tiny.name!r}, {len(sequence.tokens)} tokens {how}: log-probabilities are off by up to "
+            f"{apart:.3g} nat, most at position {worst}",
+            expected=f"at most {bound:.3g} nat from {bench.oracle.source}",
+            cause=cause,
+        )
+    return apart
+
+
+def _require_answer(
+    bench: Bench, completion: Completion, tiny: TinyModel, sequence: OracleSequence, how: str, cause: str
+) -> float:
+    """Hold a greedy answer and its log-probabilities against the oracle's continuation."""
+    bound = bound_of("logprob-max", bench.device, "float32")
+    wanted = sequence.tokens[sequence.prompt_tokens :]
+    place = differing(completion.token_ids, wanted)
+    apart = 0.0
+    for index, reported in enumerate((completion.logprobs or ())[: place + 1]):
+        row = sequence.logprobs[sequence.prompt_tokens - 1 + index]
+        apart = max([apart, *(abs(value - float(row[token])) for token, value in reported.top)])
+    expect(
+        completion.token_ids == wanted and apart <= bound,
+        observed=f"config {tiny.name!r}, {sequence.prompt_tokens} prompt tokens and {len(wanted)} new ones {how}: tokens "
+        f"differ from new token {place} on, log-probabilities up to there by {apart:.3g} nat",
+        expected=f"the tokens of {bench.oracle.source}, within {bound:.3g} nat",
+        cause=cause,
+    )
+    return apart
+
+
+def _asking(sequence: OracleSequence, tiny: TinyModel) -> Sampling:
+    return Sampling(max_new_tokens=len(sequence.tokens) - sequence.prompt_tokens, logprobs=tiny.vocab_size)
+
+
+def _prompt(sequence: OracleSequence) -> tuple[int, ...]:
+    return sequence.tokens[: sequence.prompt_tokens]
+
+
+@check(
+    "numerics.tolerances/1",
+    "numerics",
+    "Every bound is a stated multiple of a measured floor, kept with its samples, device and dtype; one that was "
+    "loosened without a new measurement fails.",
+    cause="the ledger of tolerances cannot be read",
+)
+def tolerance_ledger(bench: Bench) -> Measured:
+    entries = tolerances()
+    faults = [fault for entry in entries for fault in entry.faults()]
+    expect(
+        not faults,
+        observed="; ".join(faults),
+        expected="entries as they were measured",
+        cause="a bound was changed by hand: measure again with the entry's command",
+    )
+    return {f"{e.quantity} {e.device} {e.dtype}": e.bound for e in entries}
+
+
+@check(
+    "numerics.prefill/1",
+    "numerics",
+    "A prompt computed in one step has the oracle's log-probabilities at every position.",
+    cause="the model raises on a prompt of 82 tokens",
+)
+def prefill(bench: Bench) -> Measured:
+    most = 0.0
+    bound = bound_of("logprob-max", bench.device, "float32")
+    for tiny, sequences in _cases(bench):
+        for sequence in sequences:
+            with bench.serve(tiny, limits=WHOLE) as served:
+                said = served.score(sequence.tokens)
+            apart = _apart(said, sequence)
+            most = max(most, apart)
+            if apart > bound:
+                broken(
+                    observed=f"config {tiny.name!r}, {len(sequence.tokens)} tokens in one step: log-probabilities are "
+                    f"off by up to {apart:.3g} nat",
+                    expected=f"at most {bound:.3g} nat from {bench.oracle.source}",
+                    cause=diagnose(bench, tiny, sequence, said, bound),
+                )
+    return {"logprob_max_nats": most}
+
+
+@check(
+    "numerics.decode/1",
+    "numerics",
+    "Decoding token by token gives the oracle's tokens, with its log-probabilities.",
+    cause="a decode step raises",
+)
+def decode(bench: Bench) -> Measured:
+    most = 0.0
+    for tiny, sequences in _cases(bench):
+        for sequence in sequences:
+            with bench.serve(tiny, limits=WHOLE, prefix_cache=False) as served:
+                (answer,) = served.generate([_prompt(sequence)], _asking(sequence, tiny))
+                cause = (
+                    "decode computes otherwise than prefill: the position or the page of the new token, the state or "
+                    "convolution tail that prefill left, or the recurrent form of a layer"
+                )
+                most = max(most, _require_answer(bench, answer, tiny, sequence, "one by one", cause))
+    return {"logprob_max_nats": most}
+
+
+@check(
+    "numerics.chunked/1",
+    "numerics",
+    "A prompt cut into steps of any size has the oracle's log-probabilities at every position.",
+    capability="chunked_prefill",
+    cause="a step that begins inside a prompt raises",
+)
+def chunked(bench: Bench) -> Measured:
+    most = 0.0
+    for tiny, sequences in _cases(bench):
+        for step_tokens in (1, 3, 32):
+            with bench.serve(tiny, limits=Limits(2, step_tokens, 96, 4)) as served:
+                for sequence in sequences if step_tokens == 32 else sequences[-1:]:
+                    cause = (
+                        "a chunk does not go on where the one before ended: its positions, its mask over the earlier "
+                        "context, the carried recurrent state or convolution tail"
+                    )
+                    how = f"in steps of {step_tokens}"
+                    most = max(most, _require_scores(bench, served, tiny, sequence, how, cause))
+    return {"logprob_max_nats": most}
+
+
+@check(
+    "numerics.mixed/1",
+    "numerics",
+    "Steps that hold decode rows and prefill rows together change no row.",
+    capability="mixed_steps",
+    cause="a mixed step raises",
+)
+def mixed(bench: Bench) -> Measured:
+    most, steps = 0.0, 0
+    for tiny, sequences in _cases(bench):
+        short, long = min(sequences, key=_length), max(sequences, key=_length)
+        with bench.serve(tiny, limits=Limits(3, 16, 96, 4), prefix_cache=False) as served:
+            requests = [served.submit(_prompt(short), _asking(short, tiny))]
+            served.step()
+            requests.append(served.submit(_prompt(long), _asking(long, tiny)))
+            paths = [report.path for report in served.finish(requests)]
+            expect(
+                "mixed" in paths or not bench.family.capabilities.chunked_prefill,
+                observed=f"steps were {paths}",
+                expected="a mixed one: a request decodes while another's prompt is computed",
+                cause="the scheduler keeps decode and prefill apart though the family supports mixed steps",
+            )
+            steps += paths.count("mixed")
+            for request, sequence in zip(requests, (short, long), strict=True):
+                cause = (
+                    "rows of a mixed step are told apart by length instead of by kind, or a row reads another's tokens, "
+                    "positions or state"
+                )
+                answer = request.completion
+                most = max(most, _require_answer(bench, answer, tiny, sequence, "in mixed steps", cause))
+    return {"logprob_max_nats": most, "mixed_steps": float(steps)}
+
+
+def _length(sequence: OracleSequence) -> int:
+    return len(sequence.tokens)
+
+
+@check(
+    "numerics.batched/1",
+    "numerics",
+    "Requests served at once, of different lengths, each get the oracle's answer.",
+    cause="a batch raises",
+)
+def batched(bench: Bench) -> Measured:
+    most = 0.0
+    rng = bench.rng("batched")
+    for tiny, sequences in _cases(bench):
+        order = [sequences[int(index)] for index in rng.integers(0, len(sequences), 5)]
+        with bench.serve(tiny, limits=Limits(4, 96, 96, 4), prefix_cache=False) as served:
+            answers = served.generate([_prompt(s) for s in order], [_asking(s, tiny) for s in order])
+            for answer, sequence in zip(answers, order, strict=True):
+                cause = "rows of a batch read each other's pages, positions, states or sampling slots"
+                most = max(most, _require_answer(bench, answer, tiny, sequence, "in a batch of five", cause))
+    return {"logprob_max_nats": most}
+
+
+@check(
+    "numerics.warm/1",
+    "numerics",
+    "A prompt that starts from the prefix cache gets the oracle's answer, as the cold one did.",
+    capability="prefix_cache",
+    cause="a warm start raises",
+)
+def warm(bench: Bench) -> Measured:
+    most = 0.0
+    for tiny, sequences in _cases(bench):
+        with bench.serve(tiny) as served:
+            grain = served.stats["prefix_grain_tokens"]
+            for turn in ("cold", "warm", "warm once more"):
+                for sequence in sequences:
+                    (answer,) = served.generate([_prompt(sequence)], _asking(sequence, tiny))
+                    expected = 0 if turn == "cold" else (sequence.prompt_tokens - 1) // grain * grain
+                    expect(
+                        answer.cached_tokens == expected,
+                        observed=f"{turn}: {answer.cached_tokens} tokens of {sequence.prompt_tokens} from the cache",
+                        expected=f"{expected}",
+                        cause="pages are not published, or not found",
+                    )
+                    cause = (
+                        "positions restart on a warm hit, the hit's pages are not those that were matched, or the "
+                        "recurrent state at the boundary is not the one that was saved"
+                    )
+                    most = max(most, _require_answer(bench, answer, tiny, sequence, turn, cause))
+    return {"logprob_max_nats": most}
+
+
+@check(
+    "numerics.page-sizes/1",
+    "numerics",
+    "The page size changes no result.",
+    cause="a page size is not served",
+)
+def page_sizes(bench: Bench) -> Measured:
+    most = 0.0
+    for tiny, sequences in _cases(bench):
+        for page_size in (1, 3, 64):
+            with bench.serve(tiny, limits=Limits(2, 40, 96, page_size)) as served:
+                cause = "the page or the offset of a token is computed from another page size than the cache has"
+                how = f"on pages of {page_size}"
+                most = max(most, _require_scores(bench, served, tiny, sequences[-1], how, cause))
+    return {"logprob_max_nats": most}
+
+
+@check(
+    "numerics.bfloat16/1",
+    "numerics",
+    "Served in bfloat16, log-probabilities stay as near to the float32 oracle as the dtype allows.",
+    cause="the model does not run in bfloat16",
+)
+def bfloat16(bench: Bench) -> Measured:
+    bound = bound_of("logprob-mean", bench.device, "bfloat16")
+    most = 0.0
+    for tiny, sequences in _cases(bench):
+        with bench.serve(tiny, dtype="bfloat16", limits=WHOLE) as served:
+            for sequence in sequences:
+                said = served.score(sequence.tokens)
+                apart = float((said - sequence.logprobs[:-1]).abs().nan_to_num(torch.inf).mean())
+                most = max(most, apart)
+                expect(
+                    apart <= bound,
+                    observed=f"config {tiny.name!r}: in bfloat16 log-probabilities are off by {apart:.3g} nat on average",
+                    expected=f"at most {bound:.3g} nat",
+                    cause="something that needs float32 is computed in the served dtype: a mean square, an angle, a "
+                    "softmax, a decay or a recurrent state",
+                )
+    return {"logprob_mean_nats": most}
+
+
+@check(
+    "numerics.attention/1",
+    "numerics",
+    "A decode path's attention equals causal attention in float64, for any mix of rows, also where a context or a step "
+    "spans several of its tiles, and reads nothing that no row owns.",
+    cause="attend or append raises on a batch within the capacity",
+)
+def attention(bench: Bench) -> Measured:
+    rng = bench.rng("attention")
+    generator = torch.Generator().manual_seed(bench.seed)
+    bound = bound_of("attention-max", bench.device, "float32")
+    most = 0.0
+    geometries = dict.fromkeys(a for tiny in bench.tinies for a in tiny.geometry.attention_geometries)
+    for geometry in geometries:
+        for path in bench.usable_paths(geometry):
+            for capacity in drawn_capacities(rng, path, geometry):
+                owner = path.bind(capacity, path.layout(capacity).allocate("cpu"))
+                for _ in range(4):
+                    batch = batch_of(capacity, *drawn_lengths(rng, capacity))
+                    contexts = Contexts.drawn(capacity, batch, generator)
+                    query = torch.randn(batch.tokens, capacity.query_heads, capacity.head_dim, generator=generator)
+                    owner.update(batch)
+                    owner.append(*contexts.new(batch), contexts.cache_keys, contexts.cache_values)
+                    found = owner.attend(query, contexts.cache_keys, contexts.cache_values)
+                    apart = float((found.double() - contexts.attended(batch, query)).abs().nan_to_num(torch.inf).max())
+                    most = max(most, apart)
+                    expect(
+                        apart <= bound,
+                        observed=f"path {path.name!r}, {geometry.label}, query lengths {batch.query_lengths.tolist()}, "
+                        f"contexts {batch.kv_lengths.tolist()}, pages of {capacity.limits.page_size}: off by {apart:.3g}",
+                        expected=f"at most {bound:.3g} from attention in float64",
+                        cause="the scale, the causal mask, the grouping of query heads, the page of a key, or the "
+                        "merging of tiles is wrong; infinite means that NaN of a free page or a page tail was read",
+                    )
+                owner.close()
+    return {"attention_max": most}
+
+
+CHECKS = (
+    tolerance_ledger,
+    attention,
+    prefill,
+    decode,
+    chunked,
+    mixed,
+    batched,
+    warm,
+    page_sizes,
+    bfloat16,
+)

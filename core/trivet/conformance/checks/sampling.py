@@ -1,0 +1,117 @@
+"""Sampling and log-probabilities, as far as a family's vocabulary and logits decide them."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from trivet.conformance.bench import Bench
+from trivet.conformance.check import Measured, check, expect
+from trivet.conformance.tolerances import bound_of
+from trivet.sampling.params import Sampling
+
+DRAWS = 240
+DEVIATIONS = 6.0
+"""Standard deviations: one token in a thousand million is off by that much by chance."""
+
+
+@check(
+    "sampling.logprobs-are-the-models/1",
+    "protocol",
+    "Reported log-probabilities are the model's own, normalised and sorted, whatever temperature, penalties and "
+    "filters do to the draw; generate and score report the same.",
+    cause="log-probabilities are taken after something has changed the logits",
+)
+def logprobs_are_the_models(bench: Bench) -> Measured:
+    tiny = bench.tiny()
+    prompt = bench.tokens(bench.rng("logprobs"), 9)
+    vocabulary = tiny.vocab_size
+    bent = Sampling(
+        max_new_tokens=6,
+        temperature=3.0,
+        top_k=7,
+        repetition_penalty=1.7,
+        presence_penalty=0.6,
+        seed=4,
+        logprobs=vocabulary,
+    )
+    bound = bound_of("logprob-max", bench.device, "float32")
+    most = 0.0
+    with bench.serve() as served:
+        (completion,) = served.generate([prompt], bent)
+        tokens = [*prompt, *completion.token_ids]
+        scored = served.score(tokens)[len(prompt) - 1 :]
+    assert completion.logprobs is not None
+    for row, reported in zip(scored, completion.logprobs, strict=True):
+        ids = [token for token, _ in reported.top]
+        values = torch.tensor([value for _, value in reported.top])
+        most = max(most, float((values - row[ids]).abs().max()))
+        expect(
+            sorted(ids) == list(range(vocabulary))
+            and bool((values.diff() <= 0).all())
+            and abs(float(values.exp().sum()) - 1) < 1e-4
+            and abs(reported.logprob - dict(reported.top)[reported.token_id]) < 1e-5,
+            observed=f"{len(set(ids))} alternatives of {vocabulary}, probabilities that sum to "
+            f"{float(values.exp().sum()):.5f}, the chosen token's {reported.logprob:.4f}",
+            expected="every token once, sorted, summing to 1, the chosen token's value among them",
+            cause="log-probabilities are normalised over something else than the whole vocabulary",
+        )
+    expect(
+        most <= bound,
+        observed=f"generate and score differ by up to {most:.3g} nat for the same tokens",
+        expected=f"at most {bound:.3g}",
+        cause="penalties or temperature are applied to the logits that are reported, or decode and prefill differ",
+    )
+    return {"logprob_max_nats": most}
+
+
+@check(
+    "sampling.draws-follow-the-model/1",
+    "protocol",
+    "Drawn tokens are as frequent as the model says, equal seeds draw equal tokens whatever is served beside them, "
+    "and top_k=1 draws the greedy token.",
+    cause="tokens are drawn from another distribution",
+)
+def draws_follow_the_model(bench: Bench) -> Measured:
+    rng = bench.rng("draws")
+    prompt = bench.tokens(rng, 6)
+    with bench.serve() as served:
+        (greedy,) = served.generate([prompt], Sampling(max_new_tokens=1, logprobs=bench.tiny().vocab_size))
+        (narrow,) = served.generate([prompt], Sampling(max_new_tokens=1, temperature=1.5, top_k=1, seed=3))
+        drawn = served.generate(
+            [prompt] * DRAWS, [Sampling(max_new_tokens=1, temperature=1.0, seed=seed) for seed in range(DRAWS)]
+        )
+        same = Sampling(max_new_tokens=6, temperature=1.2, seed=99)
+        (alone,) = served.generate([prompt], same)
+        beside = served.generate([bench.tokens(rng, 5), prompt], same)[1]
+    assert greedy.logprobs is not None
+    best = greedy.logprobs[0].top[0][0]
+    expect(
+        greedy.token_ids[0] == best == narrow.token_ids[0],
+        observed=f"greedy took {greedy.token_ids[0]}, top_k=1 drew {narrow.token_ids[0]}, the most probable is {best}",
+        expected="one token",
+        cause="the greedy choice, or the filter by rank, looks at another row or at changed logits",
+    )
+    expect(
+        alone.token_ids == beside.token_ids,
+        observed=f"seed 99 drew {list(alone.token_ids)} alone and {list(beside.token_ids)} beside another request",
+        expected="equal tokens",
+        cause="draws depend on the row or on the batch",
+    )
+    most = 0.0
+    for token, logprob in greedy.logprobs[0].top[:8]:
+        expected_draws = DRAWS * math.exp(logprob)
+        found = sum(completion.token_ids[0] == token for completion in drawn)
+        deviation = math.sqrt(expected_draws * (1 - math.exp(logprob)))
+        most = max(most, abs(found - expected_draws) / deviation)
+        expect(
+            abs(found - expected_draws) <= DEVIATIONS * deviation,
+            observed=f"token {token} was drawn {found} times of {DRAWS}",
+            expected=f"{expected_draws:.1f} ± {DEVIATIONS * deviation:.1f}, by its log-probability of {logprob:.3f}",
+            cause="the draw uses other logits than are reported, or seeds that repeat",
+        )
+    return {"largest_deviation": most}
+
+
+CHECKS = (logprobs_are_the_models, draws_follow_the_model)

@@ -1,0 +1,596 @@
+"""Serving: what requests hold comes back, faults stay with the requests that they touch, and a rerun is the same."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+
+from trivet.capacity import Limits
+from trivet.conformance.bench import Bench, differing
+from trivet.conformance.check import Measured, broken, check, expect
+from trivet.conformance.served import Served
+from trivet.conformance.tiny import TinyModel
+from trivet.conformance.twins import ModelWrapper, with_model
+from trivet.errors import RequestRejected, RuntimeDown
+from trivet.runtime.results import Completion
+from trivet.sampling.params import Sampling
+
+GREEDY = Sampling(max_new_tokens=10)
+
+
+class InjectedFault(RuntimeError):
+    """Raised by a model of the kit's, on purpose."""
+
+
+def _same_tokens(found: Completion, alone: Completion, what: str, cause: str) -> None:
+    place = differing(found.token_ids, alone.token_ids)
+    expect(
+        found.token_ids == alone.token_ids and found.error is None,
+        observed=f"{what}: tokens {list(found.token_ids)} ({found.finish_reason}), which differ at new token {place}",
+        expected=f"{list(alone.token_ids)}, as when the request is served alone",
+        cause=cause,
+    )
+
+
+def _alone(bench: Bench, prompts: list[list[int]], sampling: Sampling = GREEDY, **options: Any) -> list[Completion]:
+    """Each prompt's answer in a runtime that serves nothing else at that time, and caches nothing."""
+    with bench.serve(prefix_cache=False, **options) as served:
+        return [served.generate([prompt], sampling)[0] for prompt in prompts]
+
+
+@check(
+    "serving.everything-comes-back/1",
+    "protocol",
+    "Pages, slots and reservations return however a request ends: by length, by a stop token, by cancel while waiting, "
+    "prefilling or decoding, by closing or dropping its stream, or by an error.",
+    cause="a way out of the scheduler does not release",
+)
+def everything_comes_back(bench: Bench) -> Measured:
+    rng = bench.rng("release")
+    limits = Limits(2, 24, 64, 4)
+    with bench.serve(limits=limits) as served:
+        served.generate([bench.tokens(rng, n) for n in (5, 17, 2, 30)], GREEDY)
+        served.require_idle("requests that ended by length")
+        prompt = bench.tokens(rng, 6)
+        (first,) = served.generate([prompt], GREEDY)
+        stop = Sampling(max_new_tokens=10, stop_token_ids=(first.token_ids[2],))
+        (stopped,) = served.generate([prompt], stop)
+        expect(
+            stopped.finish_reason == "stop" and stopped.token_ids == _through(first.token_ids, first.token_ids[2]),
+            observed=f"stop token {first.token_ids[2]}: {list(stopped.token_ids)}, ended by {stopped.finish_reason!r}",
+            expected=f"{list(_through(first.token_ids, first.token_ids[2]))}, ended by 'stop'",
+            cause="end tokens are compared with another row's token, or dropped from the answer",
+        )
+        served.require_idle("a stop token")
+        for steps in (0, 1, 3):
+            requests = [served.submit(bench.tokens(rng, 30), GREEDY) for _ in range(4)]
+            for _ in range(steps):
+                served.step()
+            for request in requests:
+                request.cancel()
+                request.cancel()
+            served.step()
+            reasons = {request.completion.finish_reason for request in requests}
+            expect(
+                reasons == {"cancelled"},
+                observed=f"four requests cancelled after {steps} steps ended as {sorted(reasons)}",
+                expected="'cancelled', after at most one further step",
+                cause="cancel is ignored in this state of a request",
+            )
+            served.require_idle(f"cancelling after {steps} steps")
+        served._left = 400
+        for how in ("closed", "dropped"):
+            stream = served.runtime.stream(bench.tokens(rng, 9), GREEDY)
+            next(stream)
+            if how == "closed":
+                stream.close()
+            del stream
+            served.step()
+            served.require_idle(f"a stream that was {how} after one token")
+        with contextlib.suppress(RequestRejected):
+            served.submit(bench.tokens(rng, 60), GREEDY)
+        served.require_idle("a request that was refused")
+    return {"ways_out": 9.0}
+
+
+def _through(tokens: tuple[int, ...], last: int) -> tuple[int, ...]:
+    return tokens[: tokens.index(last) + 1]
+
+
+@check(
+    "serving.admission/1",
+    "protocol",
+    "A request needs pages for prompt + max_new_tokens - 1 tokens. One that exactly fits the pool is served; one that "
+    "needs a page more, or a longer context than max_context, is refused at the call, and nothing changes.",
+    cause="the gate counts other tokens than the request computes",
+)
+def admission(bench: Bench) -> None:
+    rng = bench.rng("admission")
+    limits = Limits(3, 24, 64, 4)
+    with bench.serve(limits=limits, kv_pages=5) as served:
+        for prompt_tokens, new_tokens in ((1, 20), (20, 1), (11, 10), (17, 4)):
+            prompt = bench.tokens(rng, prompt_tokens)
+            (completion,) = served.generate([prompt], Sampling(max_new_tokens=new_tokens))
+            expect(
+                len(completion.token_ids) == new_tokens,
+                observed=f"{prompt_tokens} prompt tokens and {new_tokens} new ones: {len(completion.token_ids)} came",
+                expected=f"{new_tokens}: their lifetime of {prompt_tokens + new_tokens - 1} tokens fits 5 pages of 4",
+                cause="the last new token, which is never computed on, is counted or generation ends early",
+            )
+        before = served.stats
+        for prompt_tokens, new_tokens in ((1, 21), (21, 1), (11, 11), (40, 30)):
+            try:
+                served.submit(bench.tokens(rng, prompt_tokens), Sampling(max_new_tokens=new_tokens))
+            except RequestRejected:
+                continue
+            broken(
+                observed=f"{prompt_tokens} prompt tokens and {new_tokens} new ones were accepted, with 5 pages of 4 "
+                "tokens",
+                expected="RequestRejected at the call",
+                cause="the gate counts fewer pages than the request's lifetime takes: it would wait for ever, or run "
+                "out of pages in a step",
+            )
+        expect(
+            served.stats == before,
+            observed=f"counters changed by refused requests: {before} to {served.stats}",
+            expected="nothing changed",
+            cause="a request is entered before it is checked",
+        )
+        prompts = [bench.tokens(rng, int(n)) for n in rng.integers(1, 12, 7)]
+        samplings = [Sampling(max_new_tokens=int(n)) for n in rng.integers(1, 9, 7)]
+        requests = [served.submit(p, s) for p, s in zip(prompts, samplings, strict=True)]
+        reports = served.finish(requests)
+        failed = [request.completion for request in requests if request.completion.error is not None]
+        expect(
+            not failed,
+            observed=f"{len(failed)} of 7 requests that wait for pages failed: {failed[0].error if failed else ''}",
+            expected="each served once its pages are free",
+            cause="admission forgets what admitted requests may still take, so that a step runs out of pages",
+        )
+        rows = max(report.rows for report in reports)
+        tokens = max(report.prefill_tokens + report.decode_tokens for report in reports)
+        expect(
+            rows <= limits.max_requests and tokens <= max(limits.max_step_tokens, 24),
+            observed=f"a step held {rows} rows and {tokens} tokens",
+            expected=f"at most max_requests ({limits.max_requests}) and max_step_tokens ({limits.max_step_tokens})",
+            cause="the scheduler gives out more than the limits allow",
+        )
+        served.require_idle("a queue for five pages")
+
+
+@check(
+    "serving.fault-stays-with-its-step/1",
+    "protocol",
+    "A step that raises ends the requests in it with that error, and returns what they held; requests outside it, and "
+    "later ones, get the tokens that they would have got.",
+    cause="an error in a step is swallowed, or taken out on others",
+)
+def fault_stays_with_its_step(bench: Bench) -> None:
+    armed: list[bool] = []
+
+    class Faulty(ModelWrapper):
+        def __call__(self, token_ids: torch.Tensor, step: Any) -> torch.Tensor:
+            hidden = super().__call__(token_ids, step)
+            if armed:
+                armed.pop()
+                raise InjectedFault("raised by conformance in the middle of a step")
+            return hidden
+
+    rng = bench.rng("fault")
+    limits = Limits(2, 24, 64, 4)
+    prompts = [bench.tokens(rng, n) for n in (7, 9, 13, 6)]
+    alone = _alone(bench, prompts, limits=limits)
+    with bench.serve(family=with_model(bench.family, Faulty), limits=limits) as served:
+        touched = [served.submit(prompt, GREEDY) for prompt in prompts[:2]]
+        waiting = served.submit(prompts[2], GREEDY)
+        for _ in range(3):
+            served.step()
+        armed.append(True)
+        report = served.step()
+        for request in touched:
+            completion = request.completion
+            expect(
+                request.done
+                and completion.finish_reason == "error"
+                and isinstance(completion.error, InjectedFault),
+                observed=f"a request in the step that raised: done {request.done}, {completion.finish_reason!r}, error "
+                f"{completion.error!r}",
+                expected="done, 'error', with the exception that the step raised",
+                cause="the error is swallowed: the step's requests go on, or end as if nothing had happened",
+            )
+        expect(
+            report.failed == 2 and served.stats["requests_failed"] == 2 and served.stats["requests_running"] == 0,
+            observed=f"the step reports {report.failed} failed requests, the counters "
+            f"{served.stats['requests_failed']}, running {served.stats['requests_running']}",
+            expected="2 failed, and none of them still running",
+            cause="the failed step's requests are not ended with it",
+        )
+        later = served.submit(prompts[3], GREEDY)
+        again = served.submit(prompts[0], GREEDY)
+        served.finish([waiting, later, again])
+        for request, expected, what in (
+            (waiting, alone[2], "a request that waited while the step failed"),
+            (later, alone[3], "a request that came after the failed step"),
+            (again, alone[0], "the failed request's prompt, asked again"),
+        ):
+            _same_tokens(
+                request.completion,
+                expected,
+                what,
+                "pages or recurrent slots of the failed requests came back in a state that reaches others, or pages "
+                "of the failed step were published to the prefix cache",
+            )
+        served.require_idle("a step that raised")
+
+
+@check(
+    "serving.unusable-row-ends-alone/1",
+    "protocol",
+    "A row whose logits hold no usable number ends with an error, by itself: the other rows of the step, and whoever "
+    "gets its pages and slot next, are not reached by its NaN.",
+    cause="one row's NaN reaches another",
+)
+def unusable_row_ends_alone(bench: Bench) -> None:
+    tiny = bench.untied()
+    rng = bench.rng("unusable")
+    poison = tiny.vocab_size - 1
+    prompts = [[token % poison for token in bench.tokens(rng, n, tiny)] for n in (9, 14, 8, 11)]
+    alone = []
+    with bench.serve(tiny, prefix_cache=False) as served:
+        alone = [served.generate([prompt], GREEDY)[0] for prompt in prompts]
+    with bench.serve(tiny, limits=Limits(3, 24, 64, 4), kv_pages=20) as served:
+        _embedding(served, tiny, prompts[0])[poison] = float("nan")
+        requests = [served.submit(prompt, GREEDY) for prompt in prompts[:2]]
+        unusable = served.submit([*prompts[2][:5], poison, *prompts[2][5:]], GREEDY)
+        served.finish([*requests, unusable])
+        completion = unusable.completion
+        expect(
+            completion.finish_reason == "error" and completion.error is not None and not completion.token_ids,
+            observed=f"a prompt whose hidden states are NaN: {completion.finish_reason!r}, tokens "
+            f"{list(completion.token_ids)}, error {completion.error!r}",
+            expected="no token, 'error', and an error that says so",
+            cause="logits are sampled from without a look at whether they are numbers: the error is swallowed",
+        )
+        for request, expected in zip(requests, alone, strict=False):
+            _same_tokens(
+                request.completion,
+                expected,
+                "a request beside a row of NaN",
+                "a layer mixes rows, or attention reads pages that its row does not list",
+            )
+        for prompt, expected in zip(prompts[2:], alone[2:], strict=True):
+            (after,) = served.generate([prompt], GREEDY)
+            _same_tokens(
+                after,
+                expected,
+                "a request that got the pages and the slot of a row of NaN",
+                "the tail of a page, a slot that is not cleared, or a page that was published from an unusable row is "
+                "read",
+            )
+        served.require_idle("an unusable row")
+
+
+def _embedding(served: Served, tiny: TinyModel, tokens: list[int]) -> torch.Tensor:
+    """The embedding ``[vocabulary, hidden_size]``: the matrix whose row matters only to inputs of that token."""
+    spare = tiny.vocab_size - 1
+    for spec in tiny.weight_map.parameters:
+        if spec.shape == (tiny.vocab_size, tiny.geometry.hidden_size):
+            matrix = served.engine.owned["weights"][spec.name].view(spec.shape)
+            held = matrix[spare].clone()
+            matrix[spare] = float("nan")
+            finite = bool(served.score(tokens).isfinite().all())
+            matrix[spare] = held
+            if finite:
+                return matrix
+    broken(
+        observed="each parameter with a row for every token changes what is said of other tokens",
+        expected="an embedding, of which only the rows of a prompt's tokens are read",
+        cause="the embedding is also the output projection, although the config does not tie them",
+    )
+
+
+@check(
+    "serving.close-releases/1",
+    "protocol",
+    "close ends open requests with RuntimeDown, releases every buffer and may be called twice; whatever is called "
+    "afterwards raises RuntimeDown.",
+    cause="a closed runtime keeps memory or requests",
+)
+def close_releases(bench: Bench) -> None:
+    served = bench.serve()
+    prompt = bench.tokens(bench.rng("close"), 9)
+    request = served.submit(prompt, GREEDY)
+    served.step()
+    engine = served.engine
+    served.close()
+    served.close()
+    expect(
+        request.done and isinstance(request.completion.error, RuntimeDown),
+        observed=f"an open request after close: done {request.done}, error {request.completion.error!r}",
+        expected="done, with RuntimeDown",
+        cause="close leaves requests open, whose callers wait for ever",
+    )
+    held = {name: buffers.storage_bytes for name, buffers in engine.owned.items() if buffers.storage_bytes}
+    expect(
+        not held,
+        observed=f"bytes still held after close: {held}",
+        expected="none",
+        cause="a buffer is missing from what close releases",
+    )
+    for what, call in (
+        ("generate", lambda: served.runtime.generate([prompt], GREEDY)),
+        ("submit", lambda: served.runtime.submit(prompt, GREEDY)),
+        ("score", lambda: served.runtime.score(prompt)),
+        ("stats", served.runtime.stats),
+    ):
+        try:
+            call()
+        except RuntimeDown:
+            continue
+        except Exception as error:
+            broken(
+                observed=f"{what} after close raises {type(error).__name__}: {error}",
+                expected="RuntimeDown",
+                cause=f"{what} reaches the engine without asking whether it is up",
+            )
+        broken(
+            observed=f"{what} after close returned",
+            expected="RuntimeDown",
+            cause=f"{what} does not ask whether the runtime is up",
+        )
+
+
+def _said(completions: list[Completion]) -> list[Any]:
+    return [(c.token_ids, c.logprobs, c.finish_reason) for c in completions]
+
+
+@check(
+    "serving.deterministic/1",
+    "protocol",
+    "The same run twice is bit-identical: tokens, log-probabilities and scores, greedy and drawn.",
+    cause="something besides weights, requests and seed decides a result",
+)
+def deterministic(bench: Bench) -> None:
+    rng = bench.rng("deterministic")
+    prompts = [bench.tokens(rng, int(n)) for n in rng.integers(1, 40, 7)]
+    sampling = [
+        Sampling(max_new_tokens=8, logprobs=4, temperature=0.0 if index % 2 else 0.9, top_p=0.95)
+        for index in range(len(prompts))
+    ]
+    runs = []
+    for _ in range(2):
+        with bench.serve() as served:
+            runs.append((_said(served.generate(prompts, sampling)), served.score(prompts[0] + prompts[1])))
+    expect(
+        runs[0][0] == runs[1][0] and torch.equal(runs[0][1], runs[1][1]),
+        observed=f"tokens equal: {[a[0] == b[0] for a, b in zip(runs[0][0], runs[1][0], strict=True)]}, "
+        f"log-probabilities equal: {[a[1] == b[1] for a, b in zip(runs[0][0], runs[1][0], strict=True)]}, scores equal: "
+        f"{torch.equal(runs[0][1], runs[1][1])}",
+        expected="two runs that are equal bit for bit",
+        cause="uninitialised memory is read, a draw has no seed, or an order depends on hashes, ids or the clock",
+    )
+
+
+@check(
+    "serving.decode-allocates-nothing/1",
+    "protocol",
+    "A pure decode step allocates nothing through layouts and pools: stats()['device_allocations'] stands still.",
+    cause="a buffer is allocated while serving",
+)
+def decode_allocates_nothing(bench: Bench) -> Measured:
+    rng = bench.rng("decode")
+    with bench.serve() as served:
+        requests = [served.submit(bench.tokens(rng, 5), Sampling(max_new_tokens=20)) for _ in range(4)]
+        while served.step().path != "decode":
+            pass
+        before = served.stats["device_allocations"]
+        steps = len(served.finish(requests))
+        grown = served.stats["device_allocations"] - before
+        expect(
+            grown == 0 and steps > 10,
+            observed=f"{grown} allocations in {steps} decode steps",
+            expected="none",
+            cause="an owner, a cache or the sampler allocates in a step instead of using what was reserved",
+        )
+    return {"decode_steps": float(steps)}
+
+
+@check(
+    "serving.stream-is-generate/1",
+    "protocol",
+    "Streaming gives the tokens of generate, one at a time, with the finish reason on the last alone.",
+    cause="streaming takes another way than generate",
+)
+def stream_is_generate(bench: Bench) -> None:
+    prompt = bench.tokens(bench.rng("stream"), 11)
+    with bench.serve() as served:
+        (whole,) = served.generate([prompt], GREEDY)
+        served._left = 200
+        tokens = list(served.runtime.stream(prompt, GREEDY))
+    streamed = tuple(token.token_id for token in tokens)
+    reasons = [token.finish_reason for token in tokens]
+    expect(
+        streamed == whole.token_ids and reasons == [None] * (len(tokens) - 1) + ["length"],
+        observed=f"streamed {list(streamed)} with finish reasons {reasons}",
+        expected=f"{list(whole.token_ids)}, and 'length' on the last",
+        cause="a token is lost or repeated between the step and its reader",
+    )
+
+
+@check(
+    "serving.dropped-row-leaves-others/1",
+    "protocol",
+    "Dropping a request in the middle of a batch, and giving its place to another, changes no token of the rest: rows "
+    "move together, slots and pages do not.",
+    cause="what belongs to a request is found by its row instead of its slot",
+)
+def dropped_row_leaves_others(bench: Bench) -> None:
+    rng = bench.rng("drop")
+    prompts = [bench.tokens(rng, n) for n in (9, 5, 14, 7, 10, 3)]
+    sampling = Sampling(max_new_tokens=16)
+    alone = _alone(bench, prompts, sampling)
+    with bench.serve() as served:
+        requests = [served.submit(prompt, sampling) for prompt in prompts[:4]]
+        for _ in range(5):
+            served.step()
+        requests[1].cancel()
+        served.step()
+        requests.append(served.submit(prompts[4], sampling))
+        for _ in range(2):
+            served.step()
+        requests[0].cancel()
+        requests.append(served.submit(prompts[5], sampling))
+        served.finish(requests)
+        for index in (2, 3, 4, 5):
+            _same_tokens(
+                requests[index].completion,
+                alone[index],
+                f"request {index}, while requests 1 and 0 were dropped from the batch",
+                "state of a request is kept by row: after compaction a row reads its neighbour's recurrent state, "
+                "sampling slot or pages",
+            )
+        served.require_idle("a batch with two requests dropped")
+
+
+@check(
+    "serving.poison-is-not-read/1",
+    "protocol",
+    "Nothing of free pages, page tails, free slots or padding reaches a live row: with all of them NaN from the start, "
+    "every token and log-probability is the same.",
+    cause="memory that no live row owns is read",
+)
+def poison_is_not_read(bench: Bench) -> None:
+    rng = bench.rng("poison")
+    prompts = [bench.tokens(rng, int(n)) for n in rng.integers(1, 40, 6)]
+    sampling = Sampling(max_new_tokens=8, logprobs=4)
+    runs = []
+    for poisoned in (False, True):
+        with bench.serve() as served:
+            if poisoned:
+                _poison(served)
+            runs.append(_said(served.generate(prompts, sampling)))
+    place = differing(runs[0], runs[1])
+    expect(
+        runs[0] == runs[1],
+        observed=f"with NaN in every page and slot that no request owns, request {place} of "
+        f"{len(prompts[min(place, 5)])} prompt tokens differs",
+        expected="the same tokens and log-probabilities, bit for bit",
+        cause="attention reads past a row's context (a page tail, a free or padding page), or a recurrent slot is used "
+        "before it is cleared",
+    )
+
+
+def _poison(served: Served) -> None:
+    engine = served.engine
+    buffers = [engine.cache.buffers]
+    if engine.state is not None:
+        buffers += [engine.state.slots, engine.state.snapshots]
+    for held in buffers:
+        for spec in held.layout.specs:
+            held[spec.name].fill_(float("nan"))
+
+
+@check(
+    "serving.writes-only-its-own/1",
+    "protocol",
+    "A step writes the keys and values of its rows' new tokens, and the recurrent states of its rows' slots, and "
+    "nothing else: other pages and slots keep every bit.",
+    cause="a step writes where none of its rows lies",
+)
+def writes_only_its_own(bench: Bench) -> Measured:
+    rng = bench.rng("writes")
+    steps = 0
+    for tiny in bench.tinies:
+        with bench.serve(tiny, prefix_cache=False) as served:
+            engine = served.engine
+            page_size = engine.blueprint.capacity.limits.page_size
+            padding_page = engine.blueprint.ledger.kv_pages
+            requests = [served.submit(bench.tokens(rng, n, tiny), Sampling(max_new_tokens=6)) for n in (9, 3, 17, 30)]
+            requests[0].cancel()  # so that the first slot is free while others are live
+            while not all(request.done for request in requests):
+                before = _held(served)
+                running = {id(r): (r, r.computed_tokens) for r in engine.scheduler.running}
+                served.step()
+                rows = [(r, running[id(r)][1]) for r in engine.scheduler.running if id(r) in running]
+                ended = len(rows) < len(running) or any(r.cached_tokens for r, _ in rows)
+                fresh = [r for r in engine.scheduler.running if id(r) not in running]
+                if ended:
+                    continue  # what ended rows wrote can no longer be told
+                rows += [(r, 0) for r in fresh]
+                _require_own(_held(served), before, rows, page_size, padding_page, tiny.name)
+                steps += 1
+    return {"steps": float(steps)}
+
+
+def _held(served: Served) -> dict[str, torch.Tensor]:
+    """Copies of every page and slot."""
+    engine = served.engine
+    held = {}
+    geometry = engine.blueprint.geometry
+    for layer in geometry.attention_layers:
+        for kind, tensor in zip(("keys", "values"), engine.cache.layer(layer), strict=True):
+            held[f"{kind} {layer}"] = tensor.clone()
+    if engine.state is not None:
+        for layer in geometry.recurrent_layers:
+            held[f"recurrent state {layer}"] = engine.state.recurrent(layer).clone()
+            held[f"convolution tail {layer}"] = engine.state.tail(layer).clone()
+    return held
+
+
+def _require_own(
+    after: dict[str, torch.Tensor],
+    before: dict[str, torch.Tensor],
+    rows: list[tuple[Any, int]],
+    page_size: int,
+    padding_page: int,
+    config: str,
+) -> None:
+    entries = {
+        (request.pages[position // page_size], position % page_size)
+        for request, first in rows
+        for position in range(first, request.computed_tokens)
+    }
+    moved = [(request, first) for request, first in rows if request.computed_tokens > first]
+    slots = {request.slot for request, _ in moved}
+    for name, tensor in after.items():
+        same = (tensor == before[name]) | (tensor.isnan() & before[name].isnan())
+        if name.startswith(("keys", "values")):
+            changed = {(int(p), int(o)) for p, o in (~same.flatten(2).all(-1)).nonzero().tolist()}
+            strange = {place for place in changed - entries if place[0] != padding_page}
+            lost = entries - changed
+            expect(
+                not strange and not lost,
+                observed=f"config {config!r}, {name}: entries (page, offset) {sorted(strange)[:4]} were written though no "
+                f"row computed them, and {sorted(lost)[:4]} were not though one did",
+                expected=f"exactly the {len(entries)} entries of the step's new tokens",
+                cause="a token's cache slot is computed from the wrong page, offset or row, or padding writes into a "
+                "page of the pool",
+            )
+        else:
+            last = tensor.shape[0] - 1
+            written = set((~same.flatten(1).all(-1)).nonzero().flatten().tolist())
+            expect(
+                written - {last} <= slots and (slots <= written or not tensor[0].numel()),
+                observed=f"config {config!r}, {name}: slots {sorted(written)} were written in a step of rows with slots "
+                f"{sorted(slots)}",
+                expected="the slots of the step's rows, each of them",
+                cause="states are written by row instead of by slot, dropped after the step, or padding rows write "
+                "into a live slot",
+            )
+
+
+CHECKS = (
+    everything_comes_back,
+    admission,
+    fault_stays_with_its_step,
+    unusable_row_ends_alone,
+    close_releases,
+    deterministic,
+    decode_allocates_nothing,
+    stream_is_generate,
+    dropped_row_leaves_others,
+    poison_is_not_read,
+    writes_only_its_own,
+)

@@ -1,0 +1,297 @@
+"""What a family's log-probabilities are held against: computed by something else, live or stored."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+from attrs import frozen
+
+from trivet.conformance.check import NotRun, broken
+from trivet.conformance.tiny import TinyModel, draw_tensors, make_tiny, read_config
+from trivet.errors import ConfigError, PluginError
+from trivet.plugin.evidence import StoredOracle, TransformersOracle
+from trivet.plugin.manager import PluginManager
+
+if TYPE_CHECKING:
+    from trivet.conformance.bench import Bench
+
+LENGTHS = ((70, 12), (9, 10))
+"""Tokens of the prompt, and of the oracle's own greedy continuation, of each sequence."""
+PROBE_TOKENS = 8
+"""Tokens over which the oracle also says what the model says without some of its tensors."""
+MARGIN_NATS = 0.05
+"""Greedy continuations are taken only where the best token leads the second by this much."""
+PROMPTS_TRIED = 50
+SCHEMA = "trivet.oracle/1"
+CHECKSUM_TOLERANCE = 1e-4
+
+Reference = Callable[[Mapping[str, object], Mapping[str, torch.Tensor], Sequence[int]], torch.Tensor]
+"""Takes config.json, every tensor by its name on disk (float32) and token ids; gives logits or log-probabilities
+``[tokens, vocabulary]`` of the token after each."""
+
+
+@frozen(eq=False)
+class OracleSequence:
+    """A sequence and what the oracle says of it.
+
+    Attributes:
+        tokens: a drawn prompt and the oracle's greedy continuation.
+        prompt_tokens: how many of them are the prompt.
+        logprobs: float32 ``[tokens, vocabulary]``, of the token after each.
+    """
+
+    tokens: tuple[int, ...]
+    prompt_tokens: int
+    logprobs: torch.Tensor
+
+
+class Oracle(Protocol):
+    """Says what a model over tiny weights says."""
+
+    @property
+    def source(self) -> str:
+        """What computed it."""
+
+    def sequences(self, tiny: TinyModel) -> Sequence[OracleSequence]:
+        """Sequences of `tiny` with their log-probabilities; `Broken` if they are of other weights."""
+
+    def without(self, tiny: TinyModel, group: str) -> torch.Tensor:
+        """Log-probabilities of the first `PROBE_TOKENS` of the first sequence, the tensors of `group` zero."""
+
+
+def tensor_groups(tensors: Mapping[str, torch.Tensor]) -> dict[str, list[str]]:
+    """Tensors of the layers by their name without the layer's number."""
+    groups: dict[str, list[str]] = {}
+    for name in tensors:
+        group, numbered = re.subn(r"(?<=\.)\d+(?=\.)", "*", name)
+        if numbered:
+            groups.setdefault(group, []).append(name)
+    return groups
+
+
+def without_group(tensors: Mapping[str, torch.Tensor], group: str) -> dict[str, torch.Tensor]:
+    """`tensors` with those of `group` zero."""
+    zero = set(tensor_groups(tensors)[group])
+    return {name: torch.zeros_like(tensor) if name in zero else tensor for name, tensor in tensors.items()}
+
+
+def open_oracle(bench: Bench) -> Oracle:
+    """The oracle that the family under test declares.
+
+    Raises:
+        NotRun: it declares none, or what it needs is not installed.
+    """
+    declared = bench.family.oracle
+    if isinstance(declared, StoredOracle):
+        return _Stored(declared.file)
+    if isinstance(declared, TransformersOracle):
+        return _Transformers(declared.model, bench)
+    raise NotRun(
+        "the family declares no oracle: give ModelFamily.oracle a StoredOracle or a TransformersOracle, so that its "
+        "numbers can be held against something"
+    )
+
+
+def store_logprobs(model_type: str, file: Path | str, reference: Reference, source: str) -> None:
+    """Write the log-probabilities that a `StoredOracle` reads.
+
+    Args:
+        model_type: finds the family; all its tiny configs are stored, whatever model type they are of.
+        file: where to write, within the family's package.
+        reference: computes them, by means of its own: never the family's layers.
+        source: what `reference` is, for reports, as in ``"transformers 5.24.0 LlamaForCausalLM"``.
+    """
+    from safetensors.torch import save_file
+
+    family = PluginManager.discover().family_for(model_type)
+    stored: dict[str, torch.Tensor] = {}
+    about: dict[str, Any] = {"schema": SCHEMA, "source": source, "configs": {}}
+    for name, config in family.tiny_configs.items():
+        _, weight_map = read_config(family, config)
+        tensors = draw_tensors(weight_map)
+        evaluate = _evaluator(reference, config)
+        sequences = _draw_sequences(evaluate, tensors, np.random.default_rng(len(name)))
+        for index, sequence in enumerate(sequences):
+            stored[f"{name}/{index}/tokens"] = torch.tensor(sequence.tokens)
+            stored[f"{name}/{index}/logprobs"] = sequence.logprobs.contiguous()
+        probe = sequences[0].tokens[:PROBE_TOKENS]
+        for group in tensor_groups(tensors):
+            stored[f"{name}/without/{group}"] = evaluate(without_group(tensors, group), probe).contiguous()
+        about["configs"][name] = {
+            "prompt_tokens": [sequence.prompt_tokens for sequence in sequences],
+            **_fingerprint(tensors),
+        }
+    save_file(stored, Path(file), metadata={"trivet": json.dumps(about, sort_keys=True)})
+
+
+class _Stored:
+    def __init__(self, target: str) -> None:
+        from safetensors import safe_open
+
+        package, _, file = target.partition(":")
+        path = resources.files(package).joinpath(file)
+        with resources.as_file(path) as real:
+            if not real.is_file():
+                raise PluginError(
+                    f"the stored oracle {target!r} is not there: write it with trivet.conformance.store_logprobs, and "
+                    "let the distribution carry it"
+                )
+            with safe_open(real, framework="pt") as opened:
+                self._tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+                about = json.loads((opened.metadata() or {}).get("trivet", "{}"))
+        if about.get("schema") != SCHEMA:
+            raise PluginError(
+                f"the stored oracle {target!r} has schema {about.get('schema')!r}, expected {SCHEMA!r}: write it again "
+                "with trivet.conformance.store_logprobs"
+            )
+        self._about = about
+        self._target = target
+
+    @property
+    def source(self) -> str:
+        return f"{self._target}, computed by {self._about['source']}"
+
+    def sequences(self, tiny: TinyModel) -> Sequence[OracleSequence]:
+        about = self._about["configs"].get(tiny.name)
+        if about is None:
+            raise NotRun(
+                f"{self._target} has no log-probabilities of tiny config {tiny.name!r}: store them again with "
+                "trivet.conformance.store_logprobs"
+            )
+        self._require_same_weights(tiny, about)
+        return [
+            OracleSequence(
+                tuple(self._tensors[f"{tiny.name}/{index}/tokens"].tolist()),
+                prompt_tokens,
+                self._tensors[f"{tiny.name}/{index}/logprobs"],
+            )
+            for index, prompt_tokens in enumerate(about["prompt_tokens"])
+        ]
+
+    def without(self, tiny: TinyModel, group: str) -> torch.Tensor:
+        return self._tensors[f"{tiny.name}/without/{group}"]
+
+    def _require_same_weights(self, tiny: TinyModel, about: Mapping[str, Any]) -> None:
+        found = _fingerprint(tiny.tensors)
+        if found["tensors"] != about["tensors"]:
+            there = about["tensors"]
+            strange = [f"{k} {v}" for k, v in found["tensors"].items() if there.get(k) != v]
+            strange += [f"no {k} {v}" for k, v in there.items() if k not in found["tensors"]]
+            broken(
+                observed=f"tiny config {tiny.name!r} asks for other tensors than its stored log-probabilities are of: "
+                f"{', '.join(strange[:6])}",
+                expected="the tensors that the reference implementation reads, by name and shape",
+                cause="the weight map or the geometry names or sizes a tensor wrongly; if the change is meant, store "
+                "the log-probabilities again",
+            )
+        if abs(found["checksum"] - about["checksum"]) > CHECKSUM_TOLERANCE * about["checksum"]:
+            broken(
+                observed=f"the weights of tiny config {tiny.name!r} sum to {found['checksum']:.6g}",
+                expected=f"{about['checksum']:.6g}, as when the log-probabilities were stored",
+                cause="the initial draws in the weight map have changed, or this torch draws other random numbers: "
+                "store the log-probabilities again",
+            )
+
+
+class _Transformers:
+    def __init__(self, model: str, bench: Bench) -> None:
+        try:
+            transformers = importlib.import_module("transformers")
+        except ImportError as error:
+            raise NotRun(
+                f"the oracle is transformers' {model}, and transformers cannot be imported ({error}): pip install "
+                "transformers"
+            ) from error
+        self._class = getattr(transformers, model, None)
+        if self._class is None:
+            raise NotRun(f"transformers {transformers.__version__} has no class {model!r}: upgrade it")
+        self._bench = bench
+        self._sequences: dict[str, list[OracleSequence]] = {}
+        self.source = f"transformers {transformers.__version__} {model}"
+
+    def sequences(self, tiny: TinyModel) -> Sequence[OracleSequence]:
+        if tiny.name not in self._sequences:
+            rng = self._bench.rng(f"oracle {tiny.name}")
+            model = self._load(tiny.directory)
+            evaluate = lambda _, tokens: _logprobs(model, tokens)  # noqa: E731
+            self._sequences[tiny.name] = _draw_sequences(evaluate, tiny.tensors, rng)
+        return self._sequences[tiny.name]
+
+    def without(self, tiny: TinyModel, group: str) -> torch.Tensor:
+        directory = self._bench.workspace / "oracle" / tiny.name
+        make_tiny(self._bench.family, tiny.name, tiny.config, directory, without_group(tiny.tensors, group))
+        return _logprobs(self._load(directory), self.sequences(tiny)[0].tokens[:PROBE_TOKENS])
+
+    def _load(self, directory: Path) -> Any:
+        assert self._class is not None
+        return self._class.from_pretrained(directory, dtype=torch.float32, local_files_only=True).eval()
+
+
+@torch.inference_mode()
+def _logprobs(model: Any, tokens: Sequence[int]) -> torch.Tensor:
+    logits = model(torch.tensor([list(tokens)]), use_cache=False).logits[0]
+    return torch.log_softmax(logits.double(), dim=-1).float()
+
+
+def _evaluator(
+    reference: Reference, config: Mapping[str, object]
+) -> Callable[[Mapping[str, torch.Tensor], Sequence[int]], torch.Tensor]:
+    def evaluate(tensors: Mapping[str, torch.Tensor], tokens: Sequence[int]) -> torch.Tensor:
+        logits = reference(config, tensors, tokens)
+        if logits.dim() != 2 or logits.shape[0] != len(tokens):
+            raise ConfigError(
+                f"the reference gave a tensor of shape {list(logits.shape)} for {len(tokens)} tokens, expected "
+                f"[{len(tokens)}, vocabulary]"
+            )
+        return torch.log_softmax(logits.detach().double(), dim=-1).float()
+
+    return evaluate
+
+
+def _draw_sequences(
+    evaluate: Callable[[Mapping[str, torch.Tensor], Sequence[int]], torch.Tensor],
+    tensors: Mapping[str, torch.Tensor],
+    rng: np.random.Generator,
+) -> list[OracleSequence]:
+    vocabulary = evaluate(tensors, [0]).shape[-1]
+    return [_continue(evaluate, tensors, rng, vocabulary, *lengths) for lengths in LENGTHS]
+
+
+def _continue(
+    evaluate: Callable[[Mapping[str, torch.Tensor], Sequence[int]], torch.Tensor],
+    tensors: Mapping[str, torch.Tensor],
+    rng: np.random.Generator,
+    vocabulary: int,
+    prompt_tokens: int,
+    new_tokens: int,
+) -> OracleSequence:
+    for _ in range(PROMPTS_TRIED):
+        tokens = [int(token) for token in rng.integers(0, vocabulary, prompt_tokens)]
+        logprobs = evaluate(tensors, tokens)
+        while len(tokens) < prompt_tokens + new_tokens:
+            best = logprobs[-1].topk(2)
+            if best.values[0] - best.values[1] < MARGIN_NATS:
+                break
+            tokens.append(int(best.indices[0]))
+            logprobs = evaluate(tensors, tokens)
+        else:
+            return OracleSequence(tuple(tokens), prompt_tokens, logprobs)
+    raise ConfigError(
+        f"in {PROMPTS_TRIED} tries the oracle's best token never led by {MARGIN_NATS} nat for {new_tokens} tokens: the "
+        "tiny model says nothing; widen the initial draws in the weight map"
+    )
+
+
+def _fingerprint(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    return {
+        "tensors": {name: "x".join(map(str, tensor.shape)) for name, tensor in sorted(tensors.items())},
+        "checksum": sum(float(tensor.double().abs().sum()) for tensor in tensors.values()),
+    }

@@ -1,0 +1,60 @@
+"""``trivet memory`` prints the ledger that `plan_memory` makes, and nothing else where a machine reads it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import trivet
+
+Run = Callable[..., Any]
+
+
+def test_json_is_one_object_of_the_planned_ledger(trivet_command: Run) -> None:
+    outcome = trivet_command("memory", "tiny-qwen3", "--device-memory", "2GiB", "--json")
+    assert outcome.code == 0 and outcome.err == ""
+    found = json.loads(outcome.out)
+    assert set(found) == {"items", "total_bytes", "kv_pages"}
+    assert all(set(item) == {"name", "bytes", "source"} for item in found["items"])
+    assert found["total_bytes"] == sum(item["bytes"] for item in found["items"])
+    planned = trivet.plan_memory("tiny-qwen3", device_memory_bytes=2 * 2**30)
+    assert found == json.loads(json.dumps(planned.as_json()))
+
+
+def test_only_parameter_lines_have_weight_in_their_names(trivet_command: Run) -> None:
+    items = json.loads(trivet_command("memory", "tiny-qwen3", "--json").out)["items"]
+    assert [item["name"] for item in items if "weight" in item["name"]] == ["weights"]
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments"),
+    [
+        (["--dtype", "float32"], {"dtype": "float32"}),
+        (["--kv-pages", "7"], {"kv_pages": 7}),
+        (["--device", "h200"], {"device": "h200"}),
+        (["--device", "h200", "--device-memory", "80GiB"], {"device": "h200", "device_memory_bytes": 80 * 2**30}),
+        (["--memory-fraction", "0.5", "--device", "l4"], {"memory_fraction": 0.5, "device": "l4"}),
+        (
+            ["--max-requests", "3", "--max-step-tokens", "17", "--max-context", "100", "--page-size", "4"],
+            {"limits": trivet.Limits(3, 17, 100, 4)},
+        ),
+        (["--max-context", "128"], {"limits": trivet.Limits(max_context=128)}),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_every_option_reaches_the_plan(trivet_command: Run, options: list[str], arguments: dict[str, Any]) -> None:
+    outcome = trivet_command("memory", "tiny-qwen3", "--json", *options)
+    assert outcome.code == 0, outcome.err
+    planned = trivet.plan_memory("tiny-qwen3", **arguments)
+    assert json.loads(outcome.out) == json.loads(json.dumps(planned.as_json()))
+
+
+def test_people_get_every_line_the_total_and_the_pages(trivet_command: Run) -> None:
+    outcome = trivet_command("memory", "tiny-qwen3", "--device", "h200")
+    ledger = trivet.plan_memory("tiny-qwen3", device="h200")
+    for line in ledger.items:
+        assert line.name in outcome.out
+    assert "total" in outcome.out and f"{ledger.kv_pages} KV pages" in outcome.out
