@@ -165,7 +165,7 @@ def test_a_waiting_request_does_not_evict_the_pages_that_it_matched() -> None:
 
 
 def test_a_waiting_request_is_let_in_by_pages_that_it_can_share() -> None:
-    world = World.of(Limits(2, 4, 64, 4), 12)
+    world = World.of(Limits(2, 1, 64, 4), 12)
     prompt = prompt_of(1, 29)
     world.submit(prompt, 4)  # 8 pages
     sharing = world.submit(prompt, 4)  # 8 pages too, of which at least 4 must be shared

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import click
 
 from trivet import __version__
+from trivet.cli.conform import conform
 from trivet.cli.debug import Debug, debug_option
 from trivet.cli.generate import generate
 from trivet.cli.memory import memory
@@ -23,7 +24,7 @@ def trivet() -> None:
     """Run large language models, plan their memory, and look after the plugins that serve them."""
 
 
-for _command in (generate, memory, plugins):
+for _command in (conform, generate, memory, plugins):
     trivet.add_command(_command)
 
 

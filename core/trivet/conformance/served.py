@@ -45,9 +45,13 @@ class Served:
         """Queue a prompt."""
         return self.runtime.submit(list(prompt), sampling)
 
+    def allow(self, steps: int) -> None:
+        """Let the next call step this often."""
+        self._left = steps
+
     def step(self) -> StepReport:
         """One step."""
-        self._left = 1
+        self.allow(1)
         return self.runtime.step()
 
     def finish(self, requests: Sequence[Request]) -> list[StepReport]:

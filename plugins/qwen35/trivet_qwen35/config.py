@@ -67,7 +67,7 @@ def read_geometry(document: ConfigDocument) -> Qwen35Geometry:
         intermediate_size=text.integer("intermediate_size"),
         vocab_size=text.integer("vocab_size"),
         layers=_layers(text, attention, recurrent),
-        norm_eps=text.number("rms_norm_eps", 1e-6),
+        norm_eps=text.number("rms_norm_eps", 1e-6, minimum=0.0, maximum=1.0),
         max_positions=text.integer("max_position_embeddings", 32768),
         tied_embeddings=tied_embeddings(document),
         dtype=read_dtype(document),

@@ -74,8 +74,7 @@ def no_allocation(bench: Bench) -> Measured:
             updates += 1
             expect(
                 not watch.found,
-                observed=f"path {path.name!r}: update allocated {watch.found[0]}"
-                + (f" and {len(watch.found) - 1} more" if len(watch.found) > 1 else ""),
+                observed=f"path {path.name!r}: update allocated {', '.join(watch.found[:3])}; {len(watch.found)} in all",
                 expected="no new tensor: values copied into the buffers that were bound",
                 cause="a temporary is made on the device, or a buffer is replaced by a new one; fill it with copy_",
             )

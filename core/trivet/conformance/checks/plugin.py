@@ -12,6 +12,7 @@ from trivet.conformance.tiny import read_config
 from trivet.plugin.groups import FAMILIES
 
 PROBE_TIMEOUT_S = 90.0
+LEAST_VOCABULARY = 48
 
 
 def _parity(bench: Bench) -> dict[str, Any]:
@@ -158,6 +159,12 @@ def tiny_models(bench: Bench) -> Measured:
     )
     elements = 0
     for tiny in bench.tinies:
+        expect(
+            tiny.vocab_size >= LEAST_VOCABULARY,
+            observed=f"config {tiny.name!r} has a vocabulary of {tiny.vocab_size}",
+            expected=f"at least {LEAST_VOCABULARY} tokens, so that prompts can differ",
+            cause="the tiny config is too tiny",
+        )
         again, _ = read_config(bench.family, tiny.config)
         expect(
             again == tiny.geometry,

@@ -175,7 +175,7 @@ def lists_outgrow_the_pool(bench: Bench) -> Measured:
         served.generate([shared], Sampling(max_new_tokens=1))
         requests = [served.submit(prompt, LOGGED) for prompt in prompts]
         listed = 0
-        served._left = 200
+        served.allow(200)
         while not all(request.done for request in requests):
             served.runtime.step()
             listed = max(listed, sum(len(request.pages) for request in served.engine.scheduler.running))

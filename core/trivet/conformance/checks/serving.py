@@ -80,8 +80,8 @@ def everything_comes_back(bench: Bench) -> Measured:
                 cause="cancel is ignored in this state of a request",
             )
             served.require_idle(f"cancelling after {steps} steps")
-        served._left = 400
         for how in ("closed", "dropped"):
+            served.allow(100)
             stream = served.runtime.stream(bench.tokens(rng, 9), GREEDY)
             next(stream)
             if how == "closed":
@@ -235,15 +235,16 @@ def fault_stays_with_its_step(bench: Bench) -> None:
 def unusable_row_ends_alone(bench: Bench) -> None:
     tiny = bench.untied()
     rng = bench.rng("unusable")
-    poison = tiny.vocab_size - 1
-    prompts = [[token % poison for token in bench.tokens(rng, n, tiny)] for n in (9, 14, 8, 11)]
-    alone = []
+    prompts = [[token % 10 for token in bench.tokens(rng, n, tiny)] for n in (9, 14, 8, 11)]
+    sampling = Sampling(max_new_tokens=6)
     with bench.serve(tiny, prefix_cache=False) as served:
-        alone = [served.generate([prompt], GREEDY)[0] for prompt in prompts]
+        alone = [served.generate([prompt], sampling)[0] for prompt in prompts]
+    seen = {token for tokens in (*prompts, *(answer.token_ids for answer in alone)) for token in tokens}
+    poison = next(token for token in range(tiny.vocab_size) if token not in seen)
     with bench.serve(tiny, limits=Limits(3, 24, 64, 4), kv_pages=20) as served:
         _embedding(served, tiny, prompts[0])[poison] = float("nan")
-        requests = [served.submit(prompt, GREEDY) for prompt in prompts[:2]]
-        unusable = served.submit([*prompts[2][:5], poison, *prompts[2][5:]], GREEDY)
+        requests = [served.submit(prompt, sampling) for prompt in prompts[:2]]
+        unusable = served.submit([*prompts[2][:5], poison, *prompts[2][5:]], sampling)
         served.finish([*requests, unusable])
         completion = unusable.completion
         expect(
@@ -261,7 +262,7 @@ def unusable_row_ends_alone(bench: Bench) -> None:
                 "a layer mixes rows, or attention reads pages that its row does not list",
             )
         for prompt, expected in zip(prompts[2:], alone[2:], strict=True):
-            (after,) = served.generate([prompt], GREEDY)
+            (after,) = served.generate([prompt], sampling)
             _same_tokens(
                 after,
                 expected,
@@ -407,7 +408,7 @@ def stream_is_generate(bench: Bench) -> None:
     prompt = bench.tokens(bench.rng("stream"), 11)
     with bench.serve() as served:
         (whole,) = served.generate([prompt], GREEDY)
-        served._left = 200
+        served.allow(200)
         tokens = list(served.runtime.stream(prompt, GREEDY))
     streamed = tuple(token.token_id for token in tokens)
     reasons = [token.finish_reason for token in tokens]

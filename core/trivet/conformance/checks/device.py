@@ -1,0 +1,168 @@
+"""The same promises on a CUDA device, with the backend that serves there."""
+
+from __future__ import annotations
+
+from trivet.capacity import Limits
+from trivet.conformance.bench import Bench
+from trivet.conformance.check import Measured, check, expect
+from trivet.conformance.checks.prefix import WARM_CAUSE
+from trivet.conformance.checks.serving import deterministic, writes_only_its_own
+from trivet.sampling.params import Sampling
+
+# The CPU in float32 is the oracle: numerics has held it against one already.
+DEVICE_LOGPROB_NATS = 0.5
+
+
+@check(
+    "device.serves/1",
+    "device",
+    "On CUDA, in the checkpoint's dtype, the family loads and serves; log-probabilities follow the CPU's.",
+    cause="a kernel of the selected path does not serve this geometry, though its predicate says so",
+)
+def serves(bench: Bench) -> Measured:
+    most = 0.0
+    for tiny in bench.tinies:
+        tokens = bench.tokens(bench.rng("device"), 40, tiny)
+        with bench.serve(tiny, device="cpu") as served:
+            expected = served.score(tokens)
+        for limits in (Limits(2, 64, 96, 16), Limits(2, 7, 96, 16)):
+            with bench.serve(tiny, limits=limits) as served:
+                apart = float((served.score(tokens) - expected).abs().nan_to_num(float("inf")).mean())
+            most = max(most, apart)
+            expect(
+                apart <= DEVICE_LOGPROB_NATS,
+                observed=f"config {tiny.name!r}: log-probabilities are off by {apart:.3g} nat on average from the CPU's",
+                expected=f"at most {DEVICE_LOGPROB_NATS} nat",
+                cause="the device's path computes something else than the reference",
+            )
+    return {"logprob_mean_nats": most}
+
+
+@check(
+    "device.deterministic/1",
+    "device",
+    deterministic.contract,
+    cause=deterministic.cause,
+)
+def device_deterministic(bench: Bench) -> Measured | None:
+    return deterministic.run(bench)
+
+
+@check(
+    "device.writes-only-its-own/1",
+    "device",
+    writes_only_its_own.contract,
+    cause=writes_only_its_own.cause,
+)
+def device_writes_only_its_own(bench: Bench) -> Measured | None:
+    return writes_only_its_own.run(bench)
+
+
+@check(
+    "device.decode-allocates-nothing/1",
+    "device",
+    "A steady decode step makes no device allocation, by the allocator's own count.",
+    cause="a step allocates on the device",
+)
+def device_decode_allocates_nothing(bench: Bench) -> Measured:
+    with bench.serve() as served:
+        requests = [served.submit(bench.tokens(bench.rng("decode"), 5), Sampling(max_new_tokens=40)) for _ in range(4)]
+        for _ in range(8):
+            served.step()
+        before, steps = served.stats["device_allocations"], 0
+        while not any(request.done for request in requests) and steps < 20:
+            served.step()
+            steps += 1
+        grown = served.stats["device_allocations"] - before
+        expect(
+            grown == 0,
+            observed=f"{grown} device allocations in {steps} decode steps",
+            expected="none",
+            cause="an owner plans afresh, a layer makes temporaries outside a graph, or the sampler allocates",
+        )
+    return {"steps": float(steps)}
+
+
+@check(
+    "device.ledger-covers-the-peak/1",
+    "device",
+    "What the allocator held at most while loading and serving stays within the ledger's total.",
+    cause="memory is used that no line reserves",
+)
+def device_ledger_covers_the_peak(bench: Bench) -> Measured:
+    import torch
+
+    torch.cuda.synchronize()
+    base = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    rng = bench.rng("peak")
+    with bench.serve() as served:
+        served.generate([bench.tokens(rng, 30) for _ in range(6)], Sampling(max_new_tokens=8, logprobs=4))
+        served.score(bench.tokens(rng, 90))
+        total = served.runtime.memory.total_bytes
+    peak = torch.cuda.max_memory_allocated() - base
+    expect(
+        peak <= total,
+        observed=f"{peak} bytes were allocated at once",
+        expected=f"at most the ledger's {total}",
+        cause="a workspace, a graph's pool or a layer's temporaries are not in the ledger",
+    )
+    return {"peak_bytes": float(peak), "ledger_bytes": float(total)}
+
+
+@check(
+    "device.graphs-change-nothing/1",
+    "device",
+    "Decoding through CUDA graphs gives the tokens of eager decoding, as contexts grow over pages and batches over "
+    "buckets.",
+    capability="cuda_graphs",
+    cause="a captured step freezes something that changes",
+)
+def graphs_change_nothing(bench: Bench) -> Measured:
+    rng = bench.rng("graphs")
+    prompts = [bench.tokens(rng, int(n)) for n in rng.integers(1, 30, 4)]
+    sampling = Sampling(max_new_tokens=40, logprobs=4)
+    answers = []
+    for graphs in (False, True):
+        with bench.serve(cuda_graphs=graphs) as served:
+            answers.append(served.generate(prompts, sampling))
+    for eager, replayed in zip(*answers, strict=True):
+        expect(
+            eager.token_ids == replayed.token_ids,
+            observed=f"{list(replayed.token_ids)} through graphs",
+            expected=f"{list(eager.token_ids)}, as without",
+            cause="the graph was captured with lengths, pages or offsets of its capture: refill the plan in place "
+            "before each replay",
+        )
+    return {"requests": float(len(prompts))}
+
+
+@check(
+    "device.warm-is-cold/1",
+    "device",
+    "On CUDA too, a prefix-cache hit changes no token.",
+    capability="prefix_cache",
+    cause="a warm start raises",
+)
+def device_warm_is_cold(bench: Bench) -> Measured:
+    prompt = bench.tokens(bench.rng("warm"), 37)
+    with bench.serve(dtype="float32", snapshot_stride=4 if bench.hybrid else None) as served:
+        cold, hit = (served.generate([prompt], Sampling(max_new_tokens=8))[0] for _ in range(2))
+    expect(
+        hit.cached_tokens > 0 and hit.token_ids == cold.token_ids,
+        observed=f"{hit.cached_tokens} tokens from the cache, then {list(hit.token_ids)}",
+        expected=f"a hit, then {list(cold.token_ids)}",
+        cause=WARM_CAUSE,
+    )
+    return {"cached_tokens": float(hit.cached_tokens)}
+
+
+CHECKS = (
+    serves,
+    device_deterministic,
+    device_writes_only_its_own,
+    device_decode_allocates_nothing,
+    device_ledger_covers_the_peak,
+    graphs_change_nothing,
+    device_warm_is_cold,
+)
