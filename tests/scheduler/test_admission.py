@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -138,3 +141,8 @@ def test_parts_that_do_not_fit_each_other_are_refused() -> None:
         Scheduler(LIMITS, pool, slots, prefix=cache, recurrent=True, chunked_prefill=False)
     with pytest.raises(ConfigError, match="snapshot_stride is 6"):
         PrefixCache(pool, 4, 6, SlotPool(2))
+
+
+def test_scheduling_needs_no_torch() -> None:
+    check = "import sys, trivet.scheduler, trivet.caches.prefix; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
