@@ -115,13 +115,23 @@ def test_a_request_that_can_never_fit_is_exit_code_1(trivet_command: Run) -> Non
 def test_a_request_that_fails_is_exit_code_1_and_named(trivet_command: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     import attrs
 
-    generate = trivet.Runtime.generate
+    completion = trivet.Request.completion.fget
 
-    def failing(runtime: trivet.Runtime, *arguments: Any, **named: Any) -> list[trivet.Completion]:
-        first, *rest = generate(runtime, *arguments, **named)
-        return [attrs.evolve(first, finish_reason="error", error=RuntimeError("lost a device")), *rest]
+    def failing(request: trivet.Request) -> trivet.Completion:
+        given = completion(request)
+        if request.id:
+            return given
+        return attrs.evolve(given, finish_reason="error", error=RuntimeError("lost a device"))
 
-    monkeypatch.setattr(trivet.Runtime, "generate", failing)
+    monkeypatch.setattr(trivet.Request, "completion", property(failing))
     outcome = trivet_command("generate", "--device", "cpu", "--json", "--max-new-tokens", "2", *PROMPTS)
     assert outcome.code == 1 and len(outcome.out.splitlines()) == 2
     assert "'Once upon a time' ended as error: RuntimeError: lost a device" in outcome.err
+
+
+def test_several_chats_run_side_by_side_and_answer_in_order(trivet_command: Run) -> None:
+    questions = ["Who are you?", "What is red?", "Where is the cat?"]
+    arguments = ("--device", "cpu", "--chat", "--json", "--max-new-tokens", "4")
+    together = trivet_command("generate", *arguments, *questions).out.splitlines()
+    alone = [trivet_command("generate", *arguments, question).out.strip() for question in questions]
+    assert [json.loads(line)["token_ids"] for line in together] == [json.loads(line)["token_ids"] for line in alone]

@@ -161,3 +161,10 @@ def test_the_shipped_families_are_found_through_the_same_entry_points() -> None:
     manager = PluginManager.discover("")
     assert {("qwen3", "trivet")} <= {(r.name, r.distribution) for r in manager.records if r.group == FAMILIES}
     assert "qwen3" in manager.family_for("qwen3").model_types
+
+
+def test_a_folder_that_is_on_the_path_twice_is_read_once(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(site, "toys", {FAMILIES: {"toy": "toys:plugin"}})
+    monkeypatch.chdir(site)
+    records = PluginManager.discover("", path=["", str(site), f"{site}/"]).records
+    assert [(record.name, record.status) for record in records] == [("toy", "ready")]

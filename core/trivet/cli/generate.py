@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trivet.cli.debug import debug_option
-from trivet.cli.progress import loading_bar
+from trivet.cli.progress import answers_bar, loading_bar
 from trivet.cli.sizing import COUNT, sizing_arguments, sizing_options
 
 if TYPE_CHECKING:
@@ -81,9 +81,13 @@ def generate(
 
 
 def _complete(runtime: Runtime, prompts: Sequence[str], sampling: Sampling, chat: bool) -> Sequence[Completion]:
-    if chat:
-        return [runtime.chat([{"role": "user", "content": prompt}], sampling) for prompt in prompts]
-    return runtime.generate(list(prompts), sampling)
+    given = [runtime.chat_ids([{"role": "user", "content": prompt}]) for prompt in prompts] if chat else prompts
+    requests = [runtime.submit(prompt, sampling) for prompt in given]
+    with answers_bar(len(requests)) as one_done:
+        for request in requests:
+            request.wait()
+            one_done()
+    return [request.completion for request in requests]
 
 
 def _json_line(completion: Completion) -> str:

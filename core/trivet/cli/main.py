@@ -11,6 +11,7 @@ from trivet.cli.conform import conform
 from trivet.cli.debug import Debug, debug_option
 from trivet.cli.generate import generate
 from trivet.cli.memory import memory
+from trivet.cli.new_plugin import new_plugin
 from trivet.cli.plugins import plugins
 from trivet.errors import TrivetError
 
@@ -24,7 +25,7 @@ def trivet() -> None:
     """Run large language models, plan their memory, and look after the plugins that serve them."""
 
 
-for _command in (conform, generate, memory, plugins):
+for _command in (conform, generate, memory, new_plugin, plugins):
     trivet.add_command(_command)
 
 

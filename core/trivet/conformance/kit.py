@@ -6,7 +6,8 @@ import shlex
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
 
@@ -145,11 +146,12 @@ class Kit:
         started = time.perf_counter()
         measured: Measured | None = None
         try:
-            if unsupported:
-                assert check.capability is not None
-                refusal(bench, check.capability, self.family)
-            else:
-                measured = check.run(bench)
+            with _one_thread() if check.tier in DEFAULT_TIERS else nullcontext():
+                if unsupported:
+                    assert check.capability is not None
+                    refusal(bench, check.capability, self.family)
+                else:
+                    measured = check.run(bench)
         except NotRun as missing:
             return Outcome.of(check, "not run", seconds=time.perf_counter() - started, reason=str(missing))
         except Broken as error:
@@ -204,6 +206,17 @@ class Kit:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Tiny tensors gain nothing from more threads, and wait for them where other processes compute too."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _record(manager: PluginManager, model_type: str) -> PluginRecord:

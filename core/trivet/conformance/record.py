@@ -19,6 +19,8 @@ from trivet.conformance.kit import Kit
 from trivet.conformance.outcome import Outcome
 
 SCHEMA = "trivet.conformance/1"
+MOST_LISTED = 5
+"""Checks with the same reason are listed up to this many, and counted beyond."""
 
 Record = Mapping[str, Any]
 
@@ -92,10 +94,14 @@ def summary_line(counts: Mapping[str, int]) -> str:
 
 def closing_lines(record: Record) -> list[str]:
     """What a report ends with: what was not reached or not run, and the summary."""
-    lines = []
+    same: dict[tuple[str, str], list[str]] = {}
     for outcome in map(Outcome.from_json, record["checks"]):
         if outcome.status in ("not run", "expected failure", "declared unsupported"):
-            lines.append(f"{outcome.status}: {outcome.id} ({outcome.reason})")
+            same.setdefault((outcome.status, outcome.reason), []).append(outcome.id)
+    lines = [
+        f"{status}: {', '.join(ids) if len(ids) <= MOST_LISTED else f'{len(ids)} checks'} ({reason})"
+        for (status, reason), ids in same.items()
+    ]
     tiers: Mapping[Tier, str] = record["tiers"]["not_reached"]
     lines += [f"tier not reached: {tier} ({reason})" for tier, reason in tiers.items()]
     return [*lines, record["summary"]]

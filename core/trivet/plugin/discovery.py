@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -60,7 +61,8 @@ def _select(record: PluginRecord, selection: Selection) -> PluginRecord:
 
 
 def _distributions(path: Sequence[str] | None) -> Iterator[metadata.Distribution]:
-    searched = sys.path if path is None else list(path)
+    # A folder that stands on the path twice (the current one, with ``python -m``) is no second copy of what it holds.
+    searched = list(dict.fromkeys(os.path.abspath(folder) for folder in (sys.path if path is None else path)))
     for distribution in metadata.distributions(path=searched):
         text = _entry_points_text(distribution)
         if "trivet" in text.casefold() and not _shadowed(distribution, text, searched):
