@@ -1,6 +1,6 @@
 """Measure the floors of `trivet.conformance.tolerances` anew, and write its ledger.
 
-    python -m tests.conformance.measure_tolerances
+python -m tests.conformance.measure_tolerances
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Write the stored log-probabilities of the shipped families, as transformers computes them.
 
-    python -m tests.conformance.store_oracles
+python -m tests.conformance.store_oracles
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import click
 from trivet import __version__
 from trivet.cli.conform import conform
 from trivet.cli.debug import Debug, debug_option
+from trivet.cli.doctor import doctor
 from trivet.cli.generate import generate
 from trivet.cli.memory import memory
 from trivet.cli.new_plugin import new_plugin
@@ -25,7 +26,7 @@ def trivet() -> None:
     """Run large language models, plan their memory, and look after the plugins that serve them."""
 
 
-for _command in (conform, generate, memory, new_plugin, plugins):
+for _command in (conform, doctor, generate, memory, new_plugin, plugins):
     trivet.add_command(_command)
 
 

@@ -42,7 +42,8 @@ def write_plugin(name: str, directory: Path) -> None:
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"plugin name {name!r}: expected letters, digits, dots, dashes and underscores, as in config.json's model_type"
+            f"plugin name {name!r}: expected the model_type of config.json, made of letters, digits, dots, dashes and "
+            "underscores"
         )
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ConfigError(f"{directory} is there already: expected a new or an empty directory")

@@ -59,9 +59,10 @@ def _uses(tree: ast.AST) -> Iterator[tuple[int, str]]:
             first = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else None
             if name in _IMPORTERS and isinstance(first, str) and _is_ours(first) and first not in PUBLIC:
                 yield node.lineno, f"{name}({first!r})"
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == SDK:
-            if not _is_public(SDK, node.attr):
-                yield node.lineno, f"{SDK}.{node.attr}"
+        elif (
+            isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == SDK and not _is_public(SDK, node.attr)
+        ):
+            yield node.lineno, f"{SDK}.{node.attr}"
 
 
 def _is_ours(module: str) -> bool:

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from trivet.conformance.tiny import TinyModel
 
 ALONE = (
-    "the first token, which sees only itself, is wrong already: look at projections and how their rows are split, norms "
-    "(weights around 1 or zero-centred, eps, width), gates and activations, the embedding and the output projection; "
-    "not at rope or masks"
+    "the first token, which sees only itself, is wrong already: look at projections and how their rows are split, "
+    "norms (weights around 1 or zero-centred, eps, width), gates and activations, the embedding and the output "
+    "projection; not at rope or masks"
 )
 TOGETHER = (
     "the first token is right, so that projections, norms and the MLP are: look at how tokens see each other: which "
@@ -52,7 +52,8 @@ def _without_each_group(
     bench: Bench, tiny: TinyModel, sequence: OracleSequence, bound: float
 ) -> tuple[list[str], list[str]]:
     """The groups of tensors without which the model is right, and those without which it is still wrong."""
-    healed, sick = [], []
+    healed: list[str] = []
+    sick: list[str] = []
     probe = list(sequence.tokens[:PROBE_TOKENS])
     with bench.serve(tiny) as served:
         weights = served.engine.owned["weights"]

@@ -87,7 +87,12 @@ class Kit:
         self._workspace = tempfile.TemporaryDirectory(prefix="trivet-conformance-")
         self.benches = {
             device: Bench(
-                asked.model_type, self.family, self.record, Path(self._workspace.name) / device, asked.seed, device,
+                asked.model_type,
+                self.family,
+                self.record,
+                Path(self._workspace.name) / device,
+                asked.seed,
+                device,
                 asked.model,
             )
             for device in ("cpu", "cuda")
@@ -166,7 +171,7 @@ class Kit:
             return self._failed(
                 check,
                 time.perf_counter() - started,
-                observed=f"{type(error).__name__}: {error or 'without a message'}, raised at {_origin(error)}",
+                observed=f"{type(error).__name__}: {str(error) or 'no message'}, raised at {_origin(error)}",
                 expected="no exception: " + check.contract,
                 cause=check.cause,
             )

@@ -109,7 +109,7 @@ def store_logprobs(model_type: str, file: Path | str, reference: Reference, sour
         reference: computes them, by means of its own: never the family's layers.
         source: what `reference` is, for reports, as in ``"transformers 5.24.0 LlamaForCausalLM"``.
     """
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     family = PluginManager.discover().family_for(model_type)
     stored: dict[str, torch.Tensor] = {}
@@ -129,7 +129,7 @@ def store_logprobs(model_type: str, file: Path | str, reference: Reference, sour
             "prompt_tokens": [sequence.prompt_tokens for sequence in sequences],
             **_fingerprint(tensors),
         }
-    save_file(stored, Path(file), metadata={"trivet": json.dumps(about, sort_keys=True)})
+    Path(file).write_bytes(save(stored, metadata={"trivet": json.dumps(about, sort_keys=True)}))
 
 
 class _Stored:
@@ -145,7 +145,10 @@ class _Stored:
                     "let the distribution carry it"
                 )
             with safe_open(real, framework="pt") as opened:
-                self._tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+                self._tensors: dict[str, torch.Tensor] = {
+                    name: opened.get_tensor(name)
+                    for name in opened.keys()  # noqa: SIM118
+                }
                 about = json.loads((opened.metadata() or {}).get("trivet", "{}"))
         if about.get("schema") != SCHEMA:
             raise PluginError(
@@ -237,7 +240,7 @@ class _Transformers:
 
 @torch.inference_mode()
 def _logprobs(model: Any, tokens: Sequence[int]) -> torch.Tensor:
-    logits = model(torch.tensor([list(tokens)]), use_cache=False).logits[0]
+    logits: torch.Tensor = model(torch.tensor([list(tokens)]), use_cache=False).logits[0]
     return torch.log_softmax(logits.double(), dim=-1).float()
 
 

@@ -65,6 +65,7 @@ class _Runs:
 
 _RUNS: pytest.StashKey[_Runs] = pytest.StashKey()
 
+
 class CheckFailed(Exception):
     """A check failed; the text is for people."""
 
@@ -139,9 +140,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _asked_from(values: dict[str, Any]) -> Asked:
     tiers, model = values["tiers"], values["model"]
-    return Asked(
-        values["model_type"], tuple(tiers) if tiers else None, Path(model) if model else None, values["seed"]
-    )
+    return Asked(values["model_type"], tuple(tiers) if tiers else None, Path(model) if model else None, values["seed"])
 
 
 def _asked(config: pytest.Config, model_type: str) -> Asked:
@@ -166,9 +165,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     model_type = config.getoption("--trivet-family")
     if model_type:
         name = f"conformance[{model_type}]"
-        collector = ConformanceCollector.from_parent(
-            session, name=name, nodeid=name, asked=_asked(config, model_type)
-        )
+        collector = ConformanceCollector.from_parent(session, name=name, nodeid=name, asked=_asked(config, model_type))
         try:
             items.extend(collector.collect())
         except collector.CollectError as error:

@@ -23,7 +23,7 @@ class NewStorages(TorchDispatchMode):
     """
 
     def __init__(self, known: set[int]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._known = known
         self.found: list[str] = []
 

@@ -62,7 +62,7 @@ class Tolerance:
         where = f"{self.quantity} on {self.device} in {self.dtype}"
         found = []
         if self.digest != self.own_digest:
-            found.append(f"{where}: the digest is not that of the samples and the multiple: something was changed by hand")
+            found.append(f"{where}: the digest is not that of samples and multiple: something was changed by hand")
         if not 1.0 <= self.multiple <= MOST_MULTIPLE:
             found.append(f"{where}: the multiple is {self.multiple:g}, expected from 1 to {MOST_MULTIPLE:g}")
         if len(self.samples) < 3 or min(self.samples) < 0:

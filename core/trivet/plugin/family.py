@@ -67,7 +67,9 @@ class ModelFamily:
     build: Builder | str
     decode_paths: tuple[DecodePath, ...] = field(factory=standard_paths, converter=as_tuple)
     capabilities: Capabilities = field(factory=Capabilities)
-    tiny_configs: Mapping[str, Mapping[str, object]] = field(factory=dict, converter=own_configs, hash=False, repr=False)
+    tiny_configs: Mapping[str, Mapping[str, object]] = field(
+        factory=dict, converter=own_configs, hash=False, repr=False
+    )
     oracle: Oracle | None = None
     expected_failures: tuple[ExpectedFailure, ...] = field(default=(), converter=as_tuple)
 

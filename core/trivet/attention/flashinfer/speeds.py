@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
-from attrs import frozen
+from attrs import field, frozen
 
 from trivet.capacity import DeviceProfile
 
@@ -24,7 +24,7 @@ class HeadDimSpeeds:
     """
 
     compiled_groups: tuple[int, ...]
-    decode_over_prefill: Mapping[int, float]
+    decode_over_prefill: Mapping[int, float] = field(hash=False)
     hopper_from_tokens: int | None
 
 
@@ -36,7 +36,7 @@ class SpeedTable:
         devices: by lower-case device name, as drivers and shipped profiles give it.
     """
 
-    devices: Mapping[str, Mapping[int, HeadDimSpeeds]]
+    devices: Mapping[str, Mapping[int, HeadDimSpeeds]] = field(hash=False)
 
     @classmethod
     def committed(cls) -> SpeedTable:

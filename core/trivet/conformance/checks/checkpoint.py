@@ -6,11 +6,11 @@ from pathlib import Path
 
 import trivet
 from trivet.capacity import Limits
+from trivet.config.document import ConfigDocument
 from trivet.conformance.bench import Bench
 from trivet.conformance.check import Measured, NotRun, check, expect
 from trivet.conformance.checks.prefix import WARM_CAUSE
 from trivet.conformance.served import Served
-from trivet.config.document import ConfigDocument
 from trivet.sampling.params import Sampling
 
 LIMITS = Limits(max_requests=4, max_step_tokens=256, max_context=512, page_size=16)

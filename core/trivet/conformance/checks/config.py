@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 
+from trivet.config.document import ConfigDocument
 from trivet.conformance.bench import Bench
 from trivet.conformance.check import Measured, broken, check, expect
 from trivet.conformance.probe import ask
-from trivet.config.document import ConfigDocument
 from trivet.errors import CapacityExceeded, ConfigError, PluginError
 
 READ_TIMEOUT_S = 60.0

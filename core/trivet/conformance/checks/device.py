@@ -31,7 +31,7 @@ def serves(bench: Bench) -> Measured:
             most = max(most, apart)
             expect(
                 apart <= DEVICE_LOGPROB_NATS,
-                observed=f"config {tiny.name!r}: log-probabilities are off by {apart:.3g} nat on average from the CPU's",
+                observed=f"config {tiny.name!r}: off by {apart:.3g} nat on average from the CPU's numbers",
                 expected=f"at most {DEVICE_LOGPROB_NATS} nat",
                 cause="the device's path computes something else than the reference",
             )

@@ -63,8 +63,8 @@ def _require_answer(
         apart = max([apart, *(abs(value - float(row[token])) for token, value in reported.top)])
     expect(
         completion.token_ids == wanted and apart <= bound,
-        observed=f"config {tiny.name!r}, {sequence.prompt_tokens} prompt tokens and {len(wanted)} new ones {how}: tokens "
-        f"differ from new token {place} on, log-probabilities up to there by {apart:.3g} nat",
+        observed=f"config {tiny.name!r}, {sequence.prompt_tokens} prompt tokens and {len(wanted)} new ones {how}: "
+        f"tokens differ from new token {place} on, log-probabilities up to there by {apart:.3g} nat",
         expected=f"the tokens of {bench.oracle.source}, within {bound:.3g} nat",
         cause=cause,
     )
@@ -190,8 +190,8 @@ def mixed(bench: Bench) -> Measured:
             steps += paths.count("mixed")
             for request, sequence in zip(requests, (short, long), strict=True):
                 cause = (
-                    "rows of a mixed step are told apart by length instead of by kind, or a row reads another's tokens, "
-                    "positions or state"
+                    "rows of a mixed step are told apart by length instead of by kind, or a row reads another's "
+                    "tokens, positions or state"
                 )
                 answer = request.completion
                 most = max(most, _require_answer(bench, answer, tiny, sequence, "in mixed steps", cause))
@@ -285,7 +285,7 @@ def bfloat16(bench: Bench) -> Measured:
                 most = max(most, apart)
                 expect(
                     apart <= bound,
-                    observed=f"config {tiny.name!r}: in bfloat16 log-probabilities are off by {apart:.3g} nat on average",
+                    observed=f"config {tiny.name!r}: in bfloat16 off by {apart:.3g} nat on average",
                     expected=f"at most {bound:.3g} nat",
                     cause="something that needs float32 is computed in the served dtype: a mean square, an angle, a "
                     "softmax, a decay or a recurrent state",
@@ -322,7 +322,8 @@ def attention(bench: Bench) -> Measured:
                     expect(
                         apart <= bound,
                         observed=f"path {path.name!r}, {geometry.label}, query lengths {batch.query_lengths.tolist()}, "
-                        f"contexts {batch.kv_lengths.tolist()}, pages of {capacity.limits.page_size}: off by {apart:.3g}",
+                        f"contexts {batch.kv_lengths.tolist()}, pages of {capacity.limits.page_size}: off by "
+                        f"{apart:.3g}",
                         expected=f"at most {bound:.3g} from attention in float64",
                         cause="the scale, the causal mask, the grouping of query heads, the page of a key, or the "
                         "merging of tiles is wrong; infinite means that NaN of a free page or a page tail was read",

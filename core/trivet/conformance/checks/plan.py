@@ -74,7 +74,7 @@ def no_allocation(bench: Bench) -> Measured:
             updates += 1
             expect(
                 not watch.found,
-                observed=f"path {path.name!r}: update allocated {', '.join(watch.found[:3])}; {len(watch.found)} in all",
+                observed=f"path {path.name!r}: update allocated {len(watch.found)} times: {', '.join(watch.found[:3])}",
                 expected="no new tensor: values copied into the buffers that were bound",
                 cause="a temporary is made on the device, or a buffer is replaced by a new one; fill it with copy_",
             )
@@ -298,7 +298,7 @@ def one_owner_per_lane(bench: Bench) -> Measured:
                 and len(set().union(*pointers)) == sum(map(len, pointers)),
                 observed=f"owners of {[a.label for a in owners]}",
                 expected=f"an owner with buffers of its own for each of {[a.label for a in geometries]}",
-                cause="layers that share a geometry must give equal AttentionGeometry values, and others different ones",
+                cause="layers that share a geometry must give equal AttentionGeometry values, others different ones",
             )
             before = served.stats
             served.generate([bench.tokens(bench.rng("lane"), 9, tiny)] * 2)

@@ -105,8 +105,8 @@ def warm_is_cold(bench: Bench) -> Measured:
     most = 0.0
     for tiny in bench.tinies:
         shared = bench.tokens(rng, 22, tiny)
-        prompts = [shared, shared[:9], [*shared, *bench.tokens(rng, 5, tiny)], [*shared[:13], *bench.tokens(rng, 9, tiny)]]
-        prompts += [prompts[2], shared]
+        longer = [[*shared, *bench.tokens(rng, 5, tiny)], [*shared[:13], *bench.tokens(rng, 9, tiny)]]
+        prompts = [shared, shared[:9], *longer, longer[0], shared]
         with bench.serve(tiny, prefix_cache=False) as served:
             cold = [served.generate([prompt], LOGGED)[0] for prompt in prompts]
         with bench.serve(tiny) as served:
@@ -154,7 +154,8 @@ def no_false_hit(bench: Bench) -> None:
                 expected="0",
                 cause="pages are matched by their own tokens alone, without those before them",
             )
-            require_equal(found, expected, "a prompt that shares content, but no prefix", "a page was matched wrongly", bench)
+            what = "a prompt that shares content, but no prefix"
+            require_equal(found, expected, what, "a page was matched wrongly", bench)
 
 
 @check(
@@ -183,8 +184,8 @@ def lists_outgrow_the_pool(bench: Bench) -> Measured:
             completion = request.completion
             expect(
                 completion.error is None,
-                observed=f"a request with a shared prefix ended with {completion.error!r}, while lists of {listed} pages "
-                f"were in use over a pool of {pages}",
+                observed=f"a request with a shared prefix ended with {completion.error!r}, while lists of {listed} "
+                f"pages were in use over a pool of {pages}",
                 expected="an answer: the lists are logical",
                 cause="the plan's page entries are bounded by the physical pages of the pool",
             )
@@ -226,9 +227,7 @@ def eviction(bench: Bench) -> Measured:
         pairs = [(0, 1), (5, 6), (2, 3)]
         for pair in pairs:
             for found, index in zip(served.generate([prompts[i] for i in pair], LOGGED), pair, strict=True):
-                require_equal(
-                    found, cold[index], f"prompt {index} beside another", "a page in use was evicted", bench
-                )
+                require_equal(found, cold[index], f"prompt {index} beside another", "a page in use was evicted", bench)
         served.require_idle("prompts under eviction")
     expect(
         misses > len(prompts) and hits > 0,

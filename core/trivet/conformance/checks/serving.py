@@ -192,9 +192,7 @@ def fault_stays_with_its_step(bench: Bench) -> None:
         for request in touched:
             completion = request.completion
             expect(
-                request.done
-                and completion.finish_reason == "error"
-                and isinstance(completion.error, InjectedFault),
+                request.done and completion.finish_reason == "error" and isinstance(completion.error, InjectedFault),
                 observed=f"a request in the step that raised: done {request.done}, {completion.finish_reason!r}, error "
                 f"{completion.error!r}",
                 expected="done, 'error', with the exception that the step raised",
@@ -367,8 +365,8 @@ def deterministic(bench: Bench) -> None:
     expect(
         runs[0][0] == runs[1][0] and torch.equal(runs[0][1], runs[1][1]),
         observed=f"tokens equal: {[a[0] == b[0] for a, b in zip(runs[0][0], runs[1][0], strict=True)]}, "
-        f"log-probabilities equal: {[a[1] == b[1] for a, b in zip(runs[0][0], runs[1][0], strict=True)]}, scores equal: "
-        f"{torch.equal(runs[0][1], runs[1][1])}",
+        f"log-probabilities equal: {[a[1] == b[1] for a, b in zip(runs[0][0], runs[1][0], strict=True)]}, "
+        f"scores equal: {torch.equal(runs[0][1], runs[1][1])}",
         expected="two runs that are equal bit for bit",
         cause="uninitialised memory is read, a draw has no seed, or an order depends on hashes, ids or the clock",
     )
@@ -563,8 +561,8 @@ def _require_own(
             lost = entries - changed
             expect(
                 not strange and not lost,
-                observed=f"config {config!r}, {name}: entries (page, offset) {sorted(strange)[:4]} were written though no "
-                f"row computed them, and {sorted(lost)[:4]} were not though one did",
+                observed=f"config {config!r}, {name}: entries (page, offset) {sorted(strange)[:4]} were written though "
+                f"no row computed them, and {sorted(lost)[:4]} were not though one did",
                 expected=f"exactly the {len(entries)} entries of the step's new tokens",
                 cause="a token's cache slot is computed from the wrong page, offset or row, or padding writes into a "
                 "page of the pool",
@@ -574,8 +572,8 @@ def _require_own(
             written = set((~same.flatten(1).all(-1)).nonzero().flatten().tolist())
             expect(
                 written - {last} <= slots and (slots <= written or not tensor[0].numel()),
-                observed=f"config {config!r}, {name}: slots {sorted(written)} were written in a step of rows with slots "
-                f"{sorted(slots)}",
+                observed=f"config {config!r}, {name}: slots {sorted(written)} were written in a step of rows with "
+                f"slots {sorted(slots)}",
                 expected="the slots of the step's rows, each of them",
                 cause="states are written by row instead of by slot, dropped after the step, or padding rows write "
                 "into a live slot",

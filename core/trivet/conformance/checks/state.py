@@ -144,9 +144,7 @@ def snapshots_are_isolated(bench: Bench) -> Measured:
                 require_equal(found, expected, what, WARM_CAUSE, bench)
             still = [snapshot for snapshot in attached if snapshot in _attached(served)]
             changed = [
-                name
-                for name, tensor in _snapshots(served, still).items()
-                if not torch.equal(tensor, before[name])
+                name for name, tensor in _snapshots(served, still).items() if not torch.equal(tensor, before[name])
             ]
             expect(
                 not changed,

@@ -133,7 +133,8 @@ def _mutilations(tiny: TinyModel) -> Iterator[tuple[str, str, Callable[[Path], N
     )
     yield "cut off in its middle", SINGLE, lambda d: _cut(d / SINGLE)
     yield "without weights", str(tiny.directory.name), lambda d: (d / SINGLE).unlink()
-    yield "whose index names a file that is not there", "gone.safetensors", lambda d: _index(d, large, "gone.safetensors")
+    gone = "gone.safetensors"
+    yield "whose index names a file that is not there", gone, lambda d: _index(d, large, gone)
     yield "whose index leaves the directory", "..", lambda d: _index(d, large, "../elsewhere.safetensors")
     yield "whose index lacks a tensor", large, lambda d: _index(d, large, None)
 
@@ -258,7 +259,7 @@ def tied(bench: Bench) -> None:
         view[spare] = held
         expect(
             not torch.equal(before[:, spare], after[:, spare]),
-            observed=f"changing the embedding of token {spare}, which no input has, leaves its log-probability as it was",
+            observed=f"changing the embedding of token {spare}, which no input has, leaves its log-probability alone",
             expected="another log-probability: its embedding is its row of the output projection",
             cause="the model projects by another matrix than the embedding",
         )

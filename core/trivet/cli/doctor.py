@@ -1,0 +1,113 @@
+"""``trivet doctor``: every plugin that is installed, what is wrong with it and what to do; and the environment."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import attrs
+import click
+
+from trivet.cli.debug import debug_option
+from trivet.cli.environment import Part, environment
+from trivet.plugin.groups import FAMILIES
+from trivet.plugin.manager import PluginManager
+from trivet.plugin.record import PluginRecord
+from trivet.plugin.selection import VARIABLE
+
+WRONG = ("failed", "incompatible")
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@debug_option
+def doctor(as_json: bool) -> int:
+    """Say whether plugins and environment are sound. Exit code 1 if a plugin is wrong.
+
+    Only plugins that are meant for this Trivet are imported. A missing optional part of the environment is a note.
+    """
+    manager = PluginManager.discover()
+    manager.load_all()
+    plugins = [_examined(record, manager) for record in manager.records]
+    parts = environment()
+    notes = [f"{VARIABLE} names {selector!r}, but no plugin is called that" for selector in manager.unmatched]
+    wrong = [plugin for plugin in plugins if plugin["status"] in WRONG]
+    if as_json:
+        report = {
+            "ok": not wrong,
+            "plugins": plugins,
+            "environment": [attrs.asdict(part) for part in parts],
+            "notes": notes,
+        }
+        click.echo(json.dumps(report))
+    else:
+        click.echo("\n".join([*_plugin_lines(plugins), "", *_part_lines(parts), *(f"note: {note}" for note in notes)]))
+        count = f"{len(wrong)} of {len(plugins)} plugins wrong" if wrong else f"{len(plugins)} plugins, none wrong"
+        click.echo(f"\n{count}")
+    return 1 if wrong else 0
+
+
+def _examined(record: PluginRecord, manager: PluginManager) -> dict[str, Any]:
+    """A record as data, with the families that it brings and the command that mends or removes it."""
+    version = re.search(r"\.v(\d+)$", record.group)
+    families = []
+    if record.status == "loaded" and record.group == FAMILIES.name:
+        family = manager.family_for(record.name)
+        families.append(
+            {
+                "name": family.name,
+                "model_types": list(family.model_types),
+                "capabilities": attrs.asdict(family.capabilities),
+            }
+        )
+    return {
+        **attrs.asdict(record),
+        # Loaded to be examined; a person asks whether it is ready.
+        "status": "ready" if record.status == "loaded" else record.status,
+        "api": int(version[1]) if version else None,
+        "families": families,
+        "remedy": _remedy(record),
+    }
+
+
+def _remedy(record: PluginRecord) -> str | None:
+    """The command that mends a plugin or takes it out of the way."""
+    name = record.distribution
+    if record.status == "blocked":
+        return f"unset {VARIABLE}, or take the plugin's name out of it"
+    if record.status == "incompatible":
+        return f"pip install --upgrade {name}, or pip uninstall {name}"
+    if record.status != "failed":
+        return None
+    if record.phase == "metadata":
+        return f"pip uninstall {name}"
+    missing = re.search(r"No module named '([\w.]+)'", record.error or "")
+    if record.phase == "import" and missing and not record.target.startswith(missing[1].partition(".")[0]):
+        return f"pip install {missing[1].partition('.')[0]}, or pip uninstall {name}"
+    return f"pip install --force-reinstall {name}, or pip uninstall {name}"
+
+
+def _plugin_lines(plugins: list[dict[str, Any]]) -> list[str]:
+    if not plugins:
+        return ["no plugins are installed"]
+    rows = [("NAME", "STATUS", "API", "FAMILY", "DISTRIBUTION")]
+    for plugin in plugins:
+        status = f"{plugin['status']} ({plugin['phase']})" if plugin["phase"] else plugin["status"]
+        api = f"v{plugin['api']}" if plugin["api"] is not None else "-"
+        families = ", ".join(family["name"] for family in plugin["families"]) or "-"
+        origin = f"{plugin['distribution']} {plugin['version']}".strip()
+        rows.append((plugin["name"], status, api, families, origin))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    for line, plugin in enumerate(plugins, start=1):
+        if plugin["error"]:
+            lines[line] += f"\n    {plugin['group']}: {plugin['error']}\n    remedy: {plugin['remedy']}"
+    return lines
+
+
+def _part_lines(parts: tuple[Part, ...]) -> list[str]:
+    width = max(len(part.name) for part in parts)
+    return [
+        f"{part.name:<{width}}  {part.found if part.found is not None else f'missing: {part.note}'}" for part in parts
+    ]
