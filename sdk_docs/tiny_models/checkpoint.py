@@ -52,9 +52,12 @@ def write_checkpoint(model: Any, tokenizer: Any, folder: Path, random: bool = Fa
     model.generation_config = GenerationConfig(
         do_sample=False, eos_token_id=list(END_TOKEN_IDS), pad_token_id=END_TOKEN_IDS[0]
     )
+    trained_tokenizer = tokenizer.to_str(pretty=True)
     folder.mkdir(parents=True, exist_ok=True)
     model.to(torch.bfloat16).save_pretrained(folder)
     transformers_tokenizer(tokenizer, model.config.max_position_embeddings).save_pretrained(folder)
+    # transformers adds an empty post-processor; what ships is the trained tokenizer alone, byte for byte.
+    (folder / "tokenizer.json").write_text(trained_tokenizer, encoding="utf-8")
     (folder / "model.safetensors").chmod(0o644)  # written for its owner alone, but a package's file is everyone's
     path = folder / "config.json"
     config = json.loads(path.read_text())

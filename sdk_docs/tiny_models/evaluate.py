@@ -1,14 +1,17 @@
 """What a trained checkpoint can do: held-out loss, and greedy answers to prompts that it has never seen.
 
-    python -m sdk_docs.tiny_models.evaluate --checkpoint core/trivet/models/tiny-qwen3
+    python -m sdk_docs.tiny_models.evaluate --run DIR/tiny-qwen3.json --checkpoint core/trivet/models/tiny-qwen3
 
-makes the data again from the seed, judges the stored checkpoint (read from its bfloat16 file, run in float32 on CPU by
-transformers), and prints the result as JSON.
+makes the data again from the seed that the training record names, judges the stored checkpoint (read from its bfloat16
+file, run in float32 on CPU by transformers), and puts record and judgement into RESULTS.json under the folder's name
+and their figures into README.md.
 """
 
 import argparse
+import hashlib
 import json
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,10 @@ from . import corpus
 from .geometries import END_OF_TEXT, END_TOKEN_IDS, TURN_END, TURN_START
 from .grammar import Grammar
 from .language import CONVERSATION, STORY, tiny_language
+from .summary import README, with_figures
 
+RESULTS = Path(__file__).parent / "RESULTS.json"
+_LONG = ("stories", "chats", "failures")
 HELD_OUT_STORIES = 10
 JUDGED_STORIES = 40
 """The first `HELD_OUT_STORIES` are kept in full; the share that parses is counted over all of them."""
@@ -119,6 +125,7 @@ def evaluate(folder: Path, seed: int, training_text: str) -> dict[str, Any]:
             "prompt": prompt,
             "continuation": text,
             "token_ids": token_ids,
+            "new_tokens": len(token_ids),
             "absent_from_training": text not in training_text,
             **judge(grammar, STORY, prompt + text, token_ids[-1] in END_TOKEN_IDS),
         }
@@ -141,7 +148,11 @@ def evaluate(folder: Path, seed: int, training_text: str) -> dict[str, Any]:
         "stories_absent_from_training": _count(stories, "absent_from_training"),
         "kept_stories_parsed": f"{_count(kept, 'parses')}/{len(kept)}",
         "chats_parsed": f"{_count(chats, 'parses')}/{len(chats)}",
-        "failures": [entry for entry in stories[HELD_OUT_STORIES:] if not entry["parses"]],
+        "failures": [
+            {key: entry[key] for key in ("prompt", "continuation", "breaks_after")}
+            for entry in stories
+            if not entry["parses"]
+        ],
         "stories": kept,
         "chats": chats,
     }
@@ -151,15 +162,37 @@ def _count(entries: Sequence[dict[str, Any]], key: str) -> int:
     return sum(bool(entry[key]) for entry in entries)
 
 
+def readable_json(document: object) -> str:
+    """JSON with an indent, but a list of numbers on one line."""
+    text = json.dumps(document, indent=1, sort_keys=True)
+    return re.sub(r"\[[\s\d.,]+\]", lambda match: " ".join(match[0].split()), text) + "\n"
+
+
+def file_sha256(path: Path) -> str:
+    """The digest of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", type=Path, required=True, help="the record that training wrote")
     parser.add_argument("--checkpoint", type=Path, required=True)
-    parser.add_argument("--seed", type=int, default=corpus.SEED)
-    parser.add_argument("--documents", type=int, default=corpus.TRAINING_DOCUMENTS)
+    parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="for making the data")
     arguments = parser.parse_args()
-    made = corpus.documents(arguments.seed, corpus.TRAINING, arguments.documents, arguments.processes)
-    print(json.dumps(evaluate(arguments.checkpoint, arguments.seed, corpus.joined(made)), indent=1))
+    record = json.loads(arguments.run.read_text())
+    if file_sha256(arguments.checkpoint / "model.safetensors") != record["weights_sha256"]:
+        raise SystemExit(f"{arguments.checkpoint}: these are not the weights that {arguments.run} tells about")
+    made = corpus.documents(record["seed"], corpus.TRAINING, record["data"]["documents"], arguments.processes)
+    text = corpus.joined(made)
+    if corpus.sha256(text) != record["data"]["sha256"]:
+        raise SystemExit(f"{arguments.run}: this grammar no longer makes the data that the weights were trained on")
+    record["evaluation"] = evaluate(arguments.checkpoint, record["seed"], text)
+    results = json.loads(arguments.results.read_text()) if arguments.results.exists() else {}
+    results[arguments.checkpoint.name] = record
+    arguments.results.write_text(readable_json(results))
+    README.write_text(with_figures(README.read_text(), results))
+    print(json.dumps({key: value for key, value in record["evaluation"].items() if key not in _LONG}, indent=1))
 
 
 if __name__ == "__main__":

@@ -22,11 +22,15 @@ Bindings = tuple[tuple[str, int], ...]
 NO_BINDINGS: Bindings = ()
 
 
+def _copied(forms: Mapping[str, str]) -> Mapping[str, str]:
+    return dict(forms)
+
+
 @frozen
 class Word:
     """One entry of a domain: the forms in which it may stand in a sentence, ``plain`` among them."""
 
-    forms: Mapping[str, str] = field(converter=dict)
+    forms: Mapping[str, str] = field(converter=_copied)
 
     @property
     def plain(self) -> str:
@@ -197,7 +201,7 @@ class Grammar:
                     stack.append(bindings)
                     bindings = {}
                 stack.extend(reversed(chosen))
-            else:
+            elif isinstance(piece, dict):
                 bindings = piece
         return Sample("".join(written), nats)
 

@@ -5,13 +5,15 @@ its sound, a place and what helps to reach it) are one entry with several forms,
 """
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 from .grammar import PLAIN, Word
 
 
 def article(noun: str) -> str:
-    """`noun` with the indefinite article that its first letter asks for."""
-    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
+    """`noun` with the indefinite article that its first sound asks for."""
+    vowel = noun[0] in "aeiou" or noun.startswith("honest")
+    return f"{'an' if vowel else 'a'} {noun}"
 
 
 def capital(text: str) -> str:
@@ -56,18 +58,18 @@ def persons(names: Iterable[str], pronouns: dict[str, str]) -> tuple[Word, ...]:
 
 GIRLS = persons(
     (
-        "Lily Anna Mia Rosa Nora Ella Sara Lucy Emma Ruby Clara Daisy Molly Grace Alice Zoe Ivy Hana Maya Tara "
-        "Julia Leila Ada Wendy"
-    ).split(),
+        "Lily", "Anna", "Mia", "Rosa", "Nora", "Ella", "Sara", "Lucy", "Emma", "Ruby", "Clara", "Daisy", "Molly",
+        "Grace", "Alice", "Zoe", "Ivy", "Hana", "Maya", "Tara", "Julia", "Leila", "Ada", "Wendy",
+    ),
     _SHE,
-)
+)  # fmt: skip
 BOYS = persons(
     (
-        "Tom Ben Max Sam Leo Jack Finn Oscar Noah Hugo Peter Adam Toby Omar Ravi Luke Milo Theo Felix Jonas "
-        "Daniel Karim Henry Will"
-    ).split(),
+        "Tom", "Ben", "Max", "Sam", "Leo", "Jack", "Finn", "Oscar", "Noah", "Hugo", "Peter", "Adam", "Toby", "Omar",
+        "Ravi", "Luke", "Milo", "Theo", "Felix", "Jonas", "Daniel", "Karim", "Henry", "Will",
+    ),
     _HE,
-)
+)  # fmt: skip
 NAMES = (*GIRLS, *BOYS)
 RELATIVES = (
     *persons(("mother", "grandmother", "aunt", "big sister"), _SHE),
@@ -123,7 +125,9 @@ TIMES = phrases(
     "on the first day of summer",
     "one golden day in autumn",
 )
-COLOURS = nouns("red", "blue", "green", "yellow", "white", "black", "brown", "purple", "orange", "silver", "pink", "grey")
+COLOURS = nouns(
+    "red", "blue", "green", "yellow", "white", "black", "brown", "purple", "orange", "silver", "pink", "grey",
+)  # fmt: skip
 TOYS = nouns(
     "kite", "ball", "doll", "drum", "boat", "wooden horse", "train", "whistle", "teddy bear", "spinning top",
     "puppet", "trumpet", "bell", "lantern",
@@ -156,6 +160,8 @@ YARDS = phrases(
     "in the garden",
     "at the edge of the forest",
 )
+
+
 def _routes(places: tuple[Word, ...], strides: tuple[int, ...]) -> tuple[Word, ...]:
     """Three different places to go to in turn: forms ``plain``, ``second`` and ``last``."""
     return tuple(
@@ -332,9 +338,7 @@ _OPPOSITES = (
     "left right", "near far", "strong weak", "clean dirty", "good bad", "inside outside", "first last", "sweet sour",
 )  # fmt: skip
 OPPOSITES = tuple(
-    Word({PLAIN: one, "opposite": other})
-    for pair in _OPPOSITES
-    for one, other in (pair.split(), pair.split()[::-1])
+    Word({PLAIN: one, "opposite": other}) for pair in _OPPOSITES for one, other in (pair.split(), pair.split()[::-1])
 )
 SUMS = tuple(
     Word({PLAIN: f"{left} plus {right}", "sign": f"{left} + {right}", "left": str(left), "right": str(right),
@@ -357,9 +361,7 @@ COUNTED = phrases("apples", "coins", "stones", "balls", "books", "flowers", "egg
 
 def _successions(*names: str) -> tuple[Word, ...]:
     """Each name but the last with the one that follows it."""
-    return tuple(
-        Word({PLAIN: name, "next": later}) for name, later in zip(names, names[1:], strict=False)
-    )  # fmt: skip
+    return tuple(Word({PLAIN: name, "next": later}) for name, later in pairwise(names))
 
 
 _DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")

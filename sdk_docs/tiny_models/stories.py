@@ -42,9 +42,7 @@ DOMAINS: Mapping[str, Sequence[Word]] = {
     "feeling": lexicon.FEELINGS,
 }
 
-DISTINCT = (
-    frozenset({"hero", "friend", "newcomer"}),
-)
+DISTINCT = (frozenset({"hero", "friend", "newcomer"}),)
 
 _FRAME: Mapping[str, Sequence[str]] = {
     "story": ["<opening><plot>", "<animal_opening><plot>"],
@@ -84,9 +82,19 @@ _FRAME: Mapping[str, Sequence[str]] = {
         "{hero.He} asked a hundred questions a day.",
     ],
     "plot": [
-        "\n\n<lost>", "\n\n<stuck>", "\n\n<broken>", "\n\n<newcomer>", "\n\n<far_from_home>", "\n\n<present>",
-        "\n\n<noise_at_night>", "\n\n<garden>", "\n\n<learning>", "\n\n<honest_finder>", "\n\n<journey>", "\n\n<rainy_day>",
-    ],  # fmt: skip
+        "\n\n<lost>",
+        "\n\n<stuck>",
+        "\n\n<broken>",
+        "\n\n<newcomer>",
+        "\n\n<far_from_home>",
+        "\n\n<present>",
+        "\n\n<noise_at_night>",
+        "\n\n<garden>",
+        "\n\n<learning>",
+        "\n\n<honest_finder>",
+        "\n\n<journey>",
+        "\n\n<rainy_day>",
+    ],
     "sad": [
         "{hero} felt very {feeling}.",
         "This made {hero} {feeling}.",
@@ -350,7 +358,8 @@ _NEWCOMER: Mapping[str, Sequence[str]] = {
 
 _FAR_FROM_HOME: Mapping[str, Sequence[str]] = {
     "far_from_home": [
-        "<far_meet> <far_ask> <far_promise> <far_first> <far_second> <far_arrive>\n\n<far_mother> <far_end> <close_alone>",
+        "<far_meet> <far_ask> <far_promise> <far_first> <far_second> <far_arrive>\n\n"
+        "<far_mother> <far_end> <close_alone>",
     ],
     "far_meet": [
         "{time.Plain} {hero} found a little {young} near {spot}. It was lost.",
@@ -540,8 +549,8 @@ _GARDEN: Mapping[str, Sequence[str]] = {
 
 _LEARNING: Mapping[str, Sequence[str]] = {
     "learning": [
-        "<learn_wish> <learn_first> <learn_again> <sad> <learn_word> <learn_practice> <learn_done>\n\n<joy> <learn_end> "
-        "<close_alone>",
+        "<learn_wish> <learn_first> <learn_again> <sad> <learn_word> <learn_practice> <learn_done>\n\n<joy> "
+        "<learn_end> <close_alone>",
         "<learn_wish> <learn_first> <learn_laugh> <sad> <friend_comes> <learn_friend> <learn_practice> <learn_done>\n\n"
         "<joy> <thanks> <close>",
     ],
@@ -632,7 +641,7 @@ _FINDER: Mapping[str, Sequence[str]] = {
         '"I think this belongs to you," said {hero}.',
     ],
     "find_reward": [
-        'The {owner} was so glad that {owner.he} gave {hero.him} {food.a}.',
+        "The {owner} was so glad that {owner.he} gave {hero.him} {food.a}.",
         '"You are honest and good," said the {owner}. "Thank you with all my heart."',
         "The {owner} shook {hero.his} hand for a long time.",
         '"My mother gave it to me when I was small," said the {owner}.',

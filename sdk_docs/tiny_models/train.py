@@ -21,7 +21,7 @@ from attrs import asdict, frozen
 
 from . import corpus
 from .checkpoint import spread_time_steps, write_checkpoint
-from .evaluate import evaluate
+from .evaluate import evaluate, file_sha256, readable_json
 from .geometries import MODEL_NAMES, model_class, model_config
 from .tokenizer import train_tokenizer
 
@@ -54,7 +54,7 @@ class Plan:
 
 
 def packed_rows(ids: "list[array[int]]", row_tokens: int, order: random.Random) -> "array[int]":
-    """One epoch: shuffled documents, packed into rows of ``row_tokens + 1`` ids (inputs and shifted targets), end to end.
+    """One epoch: shuffled documents, packed into rows of ``row_tokens + 1`` ids: inputs and shifted targets.
 
     Each row begins at a document's begin, as a prompt does. The document that does not fit is cut there; another epoch
     cuts others.
@@ -196,6 +196,7 @@ def _hardware(device: str) -> str:
 
 
 def main() -> None:
+    defaults = Plan()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=MODEL_NAMES, required=True)
     parser.add_argument("--device", default="cpu")
@@ -205,8 +206,8 @@ def main() -> None:
     length.add_argument("--minutes", type=float, help="train for this long instead")
     parser.add_argument("--seed", type=int, default=corpus.SEED)
     parser.add_argument("--documents", type=int, default=corpus.TRAINING_DOCUMENTS)
-    parser.add_argument("--rows", type=int, default=Plan.__attrs_attrs__.rows.default)  # type: ignore[attr-defined]
-    parser.add_argument("--learning-rate", type=float, default=Plan.__attrs_attrs__.learning_rate.default)  # type: ignore[attr-defined]
+    parser.add_argument("--rows", type=int, default=defaults.rows)
+    parser.add_argument("--learning-rate", type=float, default=defaults.learning_rate)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="for making the data")
     parser.add_argument("--no-evaluation", action="store_true", help="leave that to sdk_docs.tiny_models.evaluate")
     arguments = parser.parse_args()
@@ -224,7 +225,8 @@ def main() -> None:
     tokenizer = train_tokenizer(one.text for one in made[: corpus.TOKENIZER_DOCUMENTS])
     ids = corpus.encoded(tokenizer, made)
     record: dict[str, Any] = {
-        "command": "python -m sdk_docs.tiny_models.train " + " ".join(sys.argv[1:]),
+        "command": "python -m sdk_docs.tiny_models.train "
+        + " ".join("DIR" if one == str(arguments.out) else one for one in sys.argv[1:]),
         "seed": plan.seed,
         "data": {
             "documents": len(made),
@@ -248,12 +250,13 @@ def main() -> None:
     record["training"] = train(model, ids, plan, arguments.device, arguments.steps, arguments.minutes)
     folder = arguments.out / arguments.model
     write_checkpoint(model.cpu(), tokenizer, folder)
+    record["weights_sha256"] = file_sha256(folder / "model.safetensors")
     record["checkpoint_bytes"] = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
     record_path = arguments.out / f"{arguments.model}.json"
-    record_path.write_text(json.dumps(record, indent=1) + "\n")  # what is known already, should evaluation fail
+    record_path.write_text(readable_json(record))  # what is known already, should evaluation fail
     if not arguments.no_evaluation:
         record["evaluation"] = evaluate(folder, plan.seed, text)
-        record_path.write_text(json.dumps(record, indent=1) + "\n")
+        record_path.write_text(readable_json(record))
 
 
 if __name__ == "__main__":

@@ -71,25 +71,42 @@ PRODUCTIONS: Mapping[str, Sequence[str]] = {
         "You talk to a child. Be kind and use simple words.",
     ],
     "exchange": [
-        "<greeting>", "<colour_question>", "<animal_question>", "<opposite_question>", "<sum_question>",
-        "<sum_question>", "<order_question>", "<size_question>", "<passage_question>", "<passage_question>",
+        "<greeting>",
+        "<colour_question>",
+        "<animal_question>",
+        "<opposite_question>",
+        "<sum_question>",
+        "<sum_question>",
+        "<order_question>",
+        "<size_question>",
         "<passage_question>",
-    ],  # fmt: skip
+        "<passage_question>",
+        "<passage_question>",
+    ],
     "greeting": [
-        *_exchanges(("Hello!", "Hi!", "Hello.", "Hi there!", "Good morning!"),
-                    "Hello! Would you like a story or an answer?"),
-        *_exchanges(("Who are you?", "What are you?", "What is your name?"),
-                    "I am a tiny model. I tell stories and answer simple questions."),
-        *_exchanges(("What can you do?", "How can you help me?"),
-                    "I can tell you a story about a child or an animal, and I can answer simple questions."),
+        *_exchanges(
+            ("Hello!", "Hi!", "Hello.", "Hi there!", "Good morning!"), "Hello! Would you like a story or an answer?"
+        ),
+        *_exchanges(
+            ("Who are you?", "What are you?", "What is your name?"),
+            "I am a tiny model. I tell stories and answer simple questions.",
+        ),
+        *_exchanges(
+            ("What can you do?", "How can you help me?"),
+            "I can tell you a story about a child or an animal, and I can answer simple questions.",
+        ),
         *_exchanges(("How are you?", "How are you today?"), "I am very well, thank you. How are you?"),
         *_exchanges(("Thank you!", "Thank you very much.", "Thanks!"), "You are welcome!"),
         *_exchanges(("Goodbye!", "Good night!", "Bye!"), "Goodbye, and sweet dreams!"),
     ],
     "colour_question": [
         *_exchanges(
-            ("What colour is {coloured}?", "What color is {coloured}?", "Which colour is {coloured}?",
-             "Can you tell me what colour {coloured} is?"),
+            (
+                "What colour is {coloured}?",
+                "What color is {coloured}?",
+                "Which colour is {coloured}?",
+                "Can you tell me what colour {coloured} is?",
+            ),
             "{coloured.The} is {coloured.colour}.",
         ),
     ],
@@ -99,10 +116,16 @@ PRODUCTIONS: Mapping[str, Sequence[str]] = {
             '{animal.A} says "{animal.sound}".',
         ),
         *_exchanges(
-            ("What is a young {animal} called?", "What do you call a baby {animal}?", "What is a baby {animal} called?"),
+            (
+                "What is a young {animal} called?",
+                "What do you call a baby {animal}?",
+                "What is a baby {animal} called?",
+            ),
             "A young {animal} is called {animal.young}.",
         ),
-        *_exchanges(("Where does {animal.a} live?", "Where can I find {animal.a}?"), "{animal.A} lives {animal.lives}."),
+        *_exchanges(
+            ("Where does {animal.a} live?", "Where can I find {animal.a}?"), "{animal.A} lives {animal.lives}."
+        ),
         *_exchanges(
             ("What does {animal.a} eat?", "What does {animal.a} like to eat?"), "{animal.A} likes to eat {animal.eats}."
         ),
@@ -113,8 +136,12 @@ PRODUCTIONS: Mapping[str, Sequence[str]] = {
     ],
     "opposite_question": [
         *_exchanges(
-            ('What is the opposite of "{opposite}"?', "What is the opposite of {opposite}?",
-             "Can you tell me the opposite of {opposite}?", "Which word is the opposite of {opposite}?"),
+            (
+                'What is the opposite of "{opposite}"?',
+                "What is the opposite of {opposite}?",
+                "Can you tell me the opposite of {opposite}?",
+                "Which word is the opposite of {opposite}?",
+            ),
             "The opposite of {opposite} is {opposite.opposite}.",
         ),
     ],
@@ -125,7 +152,8 @@ PRODUCTIONS: Mapping[str, Sequence[str]] = {
         *_exchanges(("What is {sum.sign}?", "How much is {sum.sign}?"), "{sum.sign} is {sum.result}."),
         *_exchanges(("What is {difference}?", "How much is {difference}?"), "{difference} is {difference.result}."),
         *_exchanges(
-            ("What is {difference.sign}?", "How much is {difference.sign}?"), "{difference.sign} is {difference.result}."
+            ("What is {difference.sign}?", "How much is {difference.sign}?"),
+            "{difference.sign} is {difference.result}.",
         ),
         _exchange(
             "{who} has {gain} {counted} and gets {gain.more} more. How many {counted} does {who} have now?",
@@ -138,20 +166,30 @@ PRODUCTIONS: Mapping[str, Sequence[str]] = {
     ],
     "order_question": [
         *_exchanges(("Which day comes after {day}?", "What day comes after {day}?"), "After {day} comes {day.next}."),
-        *_exchanges(("Which day comes before {day.next}?", "What day comes before {day.next}?"),
-                    "Before {day.next} comes {day}."),
-        *_exchanges(("Which month comes after {month}?", "What month comes after {month}?"),
-                    "After {month} comes {month.next}."),
-        *_exchanges(("Which number comes after {number}?", "What number comes after {number}?"),
-                    "After {number} comes {number.next}."),
-        *_exchanges(("Which number comes before {number.next}?", "What number comes before {number.next}?"),
-                    "Before {number.next} comes {number}."),
+        *_exchanges(
+            ("Which day comes before {day.next}?", "What day comes before {day.next}?"),
+            "Before {day.next} comes {day}.",
+        ),
+        *_exchanges(
+            ("Which month comes after {month}?", "What month comes after {month}?"), "After {month} comes {month.next}."
+        ),
+        *_exchanges(
+            ("Which number comes after {number}?", "What number comes after {number}?"),
+            "After {number} comes {number.next}.",
+        ),
+        *_exchanges(
+            ("Which number comes before {number.next}?", "What number comes before {number.next}?"),
+            "Before {number.next} comes {number}.",
+        ),
     ],
     "size_question": [
-        *_exchanges(("Which is bigger, {sizes}?", "What is bigger, {sizes}?"),
-                    "{sizes.Bigger} is bigger than {sizes.smaller}."),
-        *_exchanges(("Which is smaller, {sizes}?", "What is smaller, {sizes}?"),
-                    "{sizes.Smaller} is smaller than {sizes.bigger}."),
+        *_exchanges(
+            ("Which is bigger, {sizes}?", "What is bigger, {sizes}?"), "{sizes.Bigger} is bigger than {sizes.smaller}."
+        ),
+        *_exchanges(
+            ("Which is smaller, {sizes}?", "What is smaller, {sizes}?"),
+            "{sizes.Smaller} is smaller than {sizes.bigger}.",
+        ),
     ],
     "passage_question": [
         _exchange(
@@ -159,13 +197,13 @@ PRODUCTIONS: Mapping[str, Sequence[str]] = {
             "The {first_colour} {first_toy} is {place}.",
         ),
         _exchange(
-            "{who} put {first_colour.a} {first_toy} {place} and {second_colour.a} {second_toy} {second_place}. Where is the "
-            "{second_toy}?",
+            "{who} put {first_colour.a} {first_toy} {place} and {second_colour.a} {second_toy} {second_place}. "
+            "Where is the {second_toy}?",
             "The {second_colour} {second_toy} is {second_place}.",
         ),
         _exchange(
-            "{who} put {first_colour.a} {first_toy} {place} and {second_colour.a} {second_toy} {second_place}. Where is the "
-            "{first_toy}?",
+            "{who} put {first_colour.a} {first_toy} {place} and {second_colour.a} {second_toy} {second_place}. "
+            "Where is the {first_toy}?",
             "The {first_colour} {first_toy} is {place}.",
         ),
         _exchange("{who} gave {other} {food.a}. Who has the {food} now?", "{other} has the {food} now."),
@@ -175,28 +213,49 @@ PRODUCTIONS: Mapping[str, Sequence[str]] = {
             "{who} has {first_colour.a} {first_toy}.",
         ),
         _exchange(
-            "{who} has {first_colour.a} {first_toy}. {other} has {second_colour.a} {second_toy}. What does {other} have?",
+            "{who} has {first_colour.a} {first_toy}. {other} has {second_colour.a} {second_toy}. "
+            "What does {other} have?",
             "{other} has {second_colour.a} {second_toy}.",
         ),
         _exchange(
-            "{who} has {first_colour.a} {first_toy}. {other} has {second_colour.a} {second_toy}. Who has the {second_toy}?",
+            "{who} has {first_colour.a} {first_toy}. {other} has {second_colour.a} {second_toy}. "
+            "Who has the {second_toy}?",
             "{other} has the {second_toy}.",
         ),
         _exchange("{who} went to {spot} and saw {animal.a}. What did {who} see?", "{who} saw {animal.a}."),
         _exchange("{who} went to {spot} and saw {animal.a}. Where did {who} see it?", "{who} saw it at {spot}."),
         _exchange(
-            "{who} was {reason} because {reason.why}. Why was {who} {reason}?", "{who} was {reason} because {reason.why}."
+            "{who} was {reason} because {reason.why}. Why was {who} {reason}?",
+            "{who} was {reason} because {reason.why}.",
         ),
         _exchange("{time.Plain} {who} met {other} at {spot}. Who met {other}?", "{who} met {other} at {spot}."),
         _exchange("{who} loves {hobby}. What does {who} love?", "{who} loves {hobby}."),
     ],
     "story_exchange": [
-        *_exchanges(("Tell me a story.", "Please tell me a story.", "Can you tell me a story?",
-                     "I would like to hear a story."), "<story>"),
-        *_exchanges(("Tell me a story about {kind.a}.", "Please tell me a story about {kind.a}.",
-                     "Can you tell me a story about {kind.a}?"), "<animal_opening><plot>"),
-        *_exchanges(("Tell me a story about a {hero.child} named {hero}.",
-                     "Can you tell me a story about a {hero.child} called {hero}?",
-                     "Please tell me a story about {hero}."), "<opening><plot>"),
+        *_exchanges(
+            (
+                "Tell me a story.",
+                "Please tell me a story.",
+                "Can you tell me a story?",
+                "I would like to hear a story.",
+            ),
+            "<story>",
+        ),
+        *_exchanges(
+            (
+                "Tell me a story about {kind.a}.",
+                "Please tell me a story about {kind.a}.",
+                "Can you tell me a story about {kind.a}?",
+            ),
+            "<animal_opening><plot>",
+        ),
+        *_exchanges(
+            (
+                "Tell me a story about a {hero.child} named {hero}.",
+                "Can you tell me a story about a {hero.child} called {hero}?",
+                "Please tell me a story about {hero}.",
+            ),
+            "<opening><plot>",
+        ),
     ],
-}  # fmt: skip
+}

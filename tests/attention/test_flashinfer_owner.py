@@ -195,9 +195,9 @@ def test_a_staging_set_is_waited_for_before_it_is_written_again(path: FlashInfer
     owner = torch_owner(small(path), path, fences=fences)
     for length in range(5, 10):
         owner.update(batch_of(owner.capacity, [1], [length]))
-    # five updates over two sets: each waits for the copies of the update two before it
-    assert [fence.recorded for fence in fences] == [3, 2]
-    assert [fence.waits for fence in fences] == [[0, 1, 2], [0, 1]]
+    # binding, and five updates over two sets: each waits for the copies of the one two before it
+    assert [fence.recorded for fence in fences] == [4, 2]
+    assert [fence.waits for fence in fences] == [[1, 2, 3], [0, 1]]
 
 
 @by_path
@@ -225,10 +225,37 @@ def test_a_closed_owner_says_so(path: FlashInferPath) -> None:
 def test_long_chunks_run_on_the_hopper_kernel_and_short_ones_do_not() -> None:
     path = FlashInferPath(DecodeKernel.PAGED_PREFILL)
     capacity = flashinfer_capacity(geometry(5, 1, 128), Limits(4, 4096, 4096, 16), path)
-    least = path.choice(capacity).hopper_from_tokens
-    assert least is not None
+    least = path.choice(capacity).hopper_from
+    assert least is not None and least.total_tokens > least.average_tokens > 1
     owner = torch_owner(capacity, path)
-    owner.update(batch_of(capacity, [least], [least]))
-    owner.update(batch_of(capacity, [least - 1], [least]))
     assert owner._kernels.long_chunks is not None
-    assert owner._kernels.long_chunks.served == [1] and owner._kernels.chunks.served == [1]
+    average, total = least.average_tokens, least.total_tokens
+    for lengths, long in (
+        ([total], True),
+        ([total - 1], False),
+        ([average] * 4, True),
+        ([average] * 3 + [average - 1], False),
+    ):
+        owner._kernels.long_chunks.served.clear()
+        owner._kernels.chunks.served.clear()
+        owner.update(batch_of(capacity, lengths, lengths))
+        assert owner._kernels.long_chunks.served == ([len(lengths)] if long else [])
+        assert owner._kernels.chunks.served == ([] if long else [len(lengths)])
+
+
+@by_path
+def test_a_kernel_that_cannot_tell_its_workspace_plans_the_worst_steps_at_bind(path: FlashInferPath) -> None:
+    capacity = small(path)
+    owner = torch_owner(capacity, path)
+    owner._kernels.chunks.asked = None
+    FlashInferOwner(capacity, unpinned(path.layout(capacity)), owner._kernels, fence=NoFence)
+    assert {1, capacity.requests} <= set(owner._kernels.chunks.served)
+
+
+@by_path
+def test_closing_waits_until_the_device_has_read_the_pinned_memory(path: FlashInferPath) -> None:
+    fences: list[NoFence] = []
+    owner = torch_owner(small(path), path, fences=fences)
+    owner.update(batch_of(owner.capacity, [1], [5]))
+    owner.close()
+    assert [fence.waits[-1] for fence in fences] == [fence.recorded for fence in fences]

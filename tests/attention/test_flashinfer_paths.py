@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import attrs
 import pytest
@@ -42,7 +44,10 @@ def need(group: int = 5, head_dim: int = 128, device: DeviceProfile = H200, **ch
         (need(device=attrs.evolve(H200, present=True)), f"flashinfer-python {TESTED_VERSION} is not installed"),
     ],
 )
-def test_what_is_not_served_is_refused_with_a_reason(path: FlashInferPath, asked: PathRequest, reason: str) -> None:
+def test_what_is_not_served_is_refused_with_a_reason(
+    path: FlashInferPath, asked: PathRequest, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trivet.attention.flashinfer.library.util.find_spec", lambda name: None)
     verdict = path.usable(asked)
     assert not verdict.ok
     assert reason in verdict.reason
@@ -148,3 +153,27 @@ def test_more_multiprocessors_take_a_larger_workspace() -> None:
         for count in (66, 132)
     ]
     assert sizes[0] < sizes[1]
+
+
+def test_the_committed_table_says_what_its_evidence_says() -> None:
+    root = Path(__file__).parents[2]
+    shipped = (root / "core/trivet/attention/flashinfer/speeds.json").read_text(encoding="utf-8")
+    (entry,) = json.loads(shipped).values()
+    evidence = json.loads((root / entry["evidence"]).read_text(encoding="utf-8"))
+    assert evidence["device"].lower() in entry["names"]
+    assert evidence["flashinfer"] == entry["flashinfer"] == TESTED_VERSION
+    for head_dim, values in entry["head_dims"].items():
+        assert values["compiled_groups"] == evidence["compiled_groups"][head_dim]
+        measured = evidence["decode_over_prefill"][head_dim]
+        assert values["decode_over_prefill"] == {group: round(ratio, 2) for group, ratio in measured.items()}
+
+
+def test_the_committed_threshold_loses_little_on_any_measured_chunk() -> None:
+    root = Path(__file__).parents[2]
+    evidence = json.loads((root / "sdk_docs/evidence/flashinfer-kernels-h200.json").read_text(encoding="utf-8"))
+    for figure in evidence["chunks"]:
+        speeds = SpeedTable.committed().of(H200, figure["head_dim"])
+        assert speeds is not None and speeds.hopper_from is not None
+        long = speeds.hopper_from.reached(figure["rows"] * figure["chunk"], figure["rows"])
+        chosen, other = ("fa3", "fa2") if long else ("fa2", "fa3")
+        assert figure["us"][chosen] <= 1.25 * figure["us"][other], figure

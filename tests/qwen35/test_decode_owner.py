@@ -90,9 +90,7 @@ ONE_PAST: dict[str, Any] = {
     "indptr": lambda c: {"page_indptr": [0] * (c.indptr + 1)},
     "tokens": lambda c: {"query_lengths": [c.tokens - c.requests + 2] + [1] * (c.requests - 1)},
     "positions": lambda c: {"kv_lengths": [c.positions + 1] * c.requests},
-    "pages_per_request": lambda c: {
-        "page_indptr": [0, c.pages_per_request + 1, *range(c.pages_per_request + 2, c.pages_per_request + c.requests + 1)]
-    },
+    "pages_per_request": lambda c: {"page_indptr": [0] + [c.pages_per_request + 1] * c.requests},
     "pages": lambda c: {"page_indices": [0] * (c.pages + 1)},
     "query_heads": lambda c: {"query_heads": c.query_heads + 1},
     "kv_heads": lambda c: {"kv_heads": c.kv_heads + 1},
@@ -161,9 +159,7 @@ def test_page_lists_longer_than_the_pool_are_served_over_a_shared_prefix(group6:
     shared = drawn(rng, 64)
     prompts = [[*shared, *drawn(rng, 3)] for _ in range(4)]
     pages = 16 + 4 * 4
-    with trivet.Runtime.load(
-        group6.directory, device="cpu", limits=LIMITS, kv_pages=pages, autostart=False
-    ) as runtime:
+    with trivet.Runtime.load(group6.directory, device="cpu", limits=LIMITS, kv_pages=pages, autostart=False) as runtime:
         for _ in range(2):
             runtime.generate([[*shared, 1]], trivet.Sampling(max_new_tokens=1))
         ears = EveryPosition(runtime)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
+import torch
 from tests.qwen35.conftest import Group6
+from tests.support.checkpoints import oracle_logprobs
 from tests.support.oracle import assert_scores
 from tests.support.positions import EveryPosition, drawn, serve
 
@@ -81,3 +85,17 @@ def test_a_context_over_several_key_value_tiles(group6: Group6) -> None:
         prompts = [drawn(rng, 2200), drawn(rng, 5)]
         for prompt, request in zip(prompts, serve(runtime, prompts, trivet.Sampling(max_new_tokens=4)), strict=True):
             assert ears.worst_gap(group6.model, prompt, request) <= ATOL
+
+
+def test_served_in_bfloat16_it_is_as_near_to_float32_as_transformers_is_in_bfloat16(group6: Group6) -> None:
+    tokens = drawn(np.random.default_rng(10), 200)
+    exact = oracle_logprobs(group6.model, tokens)
+    rounded = oracle_logprobs(copy.deepcopy(group6.model).bfloat16(), tokens)
+    limits = trivet.Limits(max_requests=1, max_step_tokens=47, max_context=200, page_size=16)
+    with trivet.Runtime.load(
+        group6.directory, device="cpu", dtype="bfloat16", limits=limits, autostart=False
+    ) as runtime:
+        ears = EveryPosition(runtime)
+        runtime.score(tokens)
+        heard = torch.stack([ears.heard[0][position] for position in range(200)])
+    assert (heard - exact).abs().mean() <= 1.3 * (rounded - exact).abs().mean()

@@ -1,4 +1,4 @@
-"""What the ledger says is owned is what lives, for slots and snapshots too; and planning says the same from config.json."""
+"""What the ledger says is owned is what lives, slots and snapshots included; config.json alone says the same."""
 
 from __future__ import annotations
 
@@ -112,11 +112,7 @@ def test_planning_a_hybrid_model_s_memory_does_not_import_torch(group6: Group6) 
     import subprocess
     import sys
 
-    script = (
-        "import sys, trivet\n"
-        "trivet.plan_memory(sys.argv[1], device='h200')\n"
-        "assert 'torch' not in sys.modules\n"
-    )
+    script = "import sys, trivet\ntrivet.plan_memory(sys.argv[1], device='h200')\nassert 'torch' not in sys.modules\n"
     subprocess.run([sys.executable, "-c", script, str(group6.directory)], check=True, timeout=60)
 
 

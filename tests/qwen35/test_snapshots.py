@@ -193,4 +193,5 @@ def test_snapshots_within_a_budget_are_whole_ones(group6: Group6) -> None:
     with load(group6.directory) as runtime:
         geometry = runtime._engine.blueprint.geometry
     one = state_layout("snapshot", geometry, 1, "float32").total_bytes
-    assert [snapshots_within(n, geometry, "float32") for n in (0, one - 1, one, 2 * one - 1, 7 * one)] == [0, 0, 1, 1, 7]
+    budgets = {0: 0, one - 1: 0, one: 1, 2 * one - 1: 1, 7 * one: 7}
+    assert {budget: snapshots_within(budget, geometry, "float32") for budget in budgets} == budgets

@@ -154,7 +154,36 @@ def test_a_step_that_raises_after_the_states_were_written_leaves_no_trace(
     assert ears.worst_gap(group6.model, prompt, again) <= ATOL
 
 
-def test_what_led_to_unusable_logits_is_never_found_again(runtime: trivet.Runtime, group6: Group6) -> None:
+def test_pages_and_snapshots_that_led_to_unusable_logits_are_never_found_again(
+    runtime: trivet.Runtime, group6: Group6
+) -> None:
+    """The first page of a prompt goes bad in its first step; pages and a snapshot are published before it shows."""
+    rng = np.random.default_rng(8)
+    prompt, engine = drawn(rng, 40), runtime._engine
+    sound = engine.model
+
+    def spoil(hidden: torch.Tensor, call: int) -> torch.Tensor:
+        if call == 1:
+            (row,) = engine.scheduler.running
+            engine.cache.layer(engine.blueprint.geometry.attention_layers[0])[1][row.pages[0], 0] = NAN
+        return hidden
+
+    engine.model = model_that(spoil, sound)
+    spoilt = submit(runtime, prompt)
+    while not spoilt.done:
+        runtime.step()
+        assert spoilt.done or not spoilt.completion.token_ids
+    assert spoilt.completion.finish_reason == "error"
+    assert_everything_is_back(runtime)
+    engine.model = sound
+    ears = EveryPosition(runtime)
+    again = submit(runtime, prompt)
+    run_poisoned(runtime, [again])
+    assert again.completion.cached_tokens == 0
+    assert ears.worst_gap(group6.model, prompt, again) <= ATOL
+
+
+def test_a_row_with_unusable_logits_publishes_nothing_of_its_step(runtime: trivet.Runtime, group6: Group6) -> None:
     """A row whose logits are NaN ends alone: its page and its snapshot are not accepted, its neighbour's are."""
     rng = np.random.default_rng(3)
     prompt, beside, engine = drawn(rng, 6), drawn(rng, 6), runtime._engine

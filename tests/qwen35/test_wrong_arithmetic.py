@@ -17,7 +17,6 @@ from tests.qwen35.conftest import Group6
 from tests.support.oracle import assert_scores
 from tests.support.positions import drawn
 from torch import Tensor
-from trivet_qwen35 import delta_net
 
 import trivet
 from trivet.geometry import AttentionGeometry
@@ -25,6 +24,7 @@ from trivet.layers.rotary import RotaryTable
 from trivet.layers.rotary_layout import rotary_layout
 from trivet.ops import gated_delta
 from trivet.ops.rotary import fill_rotary_table
+from trivet_qwen35 import delta_net
 
 ATOL = 2e-3
 TOKENS = 150
@@ -75,7 +75,7 @@ def swap_query_and_gate(runtime: trivet.Runtime) -> None:
 
 
 def plain_norm(place: str) -> Callable[[trivet.Runtime], None]:
-    """Multiply by the weight where it is by 1 + weight."""
+    """Multiply by the weight where it is by 1 + weight: 1 + (weight - 1) does."""
 
     def change(runtime: trivet.Runtime) -> None:
         model: Any = runtime._engine.model
@@ -88,7 +88,7 @@ def plain_norm(place: str) -> Callable[[trivet.Runtime], None]:
         }[place]
         assert norms
         for norm in norms:
-            norm.zero_centred = False
+            norm.weight.sub_(1.0)
 
     return change
 
@@ -133,9 +133,7 @@ MODEL_CHANGES: dict[str, Callable[[trivet.Runtime], None]] = {
 
 
 @pytest.mark.parametrize("name", MODEL_CHANGES)
-def test_a_wrong_convention_in_the_loaded_model_is_noticed(
-    name: str, runtime: trivet.Runtime, group6: Group6
-) -> None:
+def test_a_wrong_convention_in_the_loaded_model_is_noticed(name: str, runtime: trivet.Runtime, group6: Group6) -> None:
     with torch.inference_mode():
         MODEL_CHANGES[name](runtime)
     assert_noticed(runtime, group6)
@@ -150,7 +148,7 @@ def test_a_wrong_convention_in_the_loaded_model_is_noticed(
 def test_an_output_gate_that_is_no_sigmoid_is_noticed(
     gate: Callable[[Tensor], Tensor], runtime: trivet.Runtime, group6: Group6, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trivet.layers.attention.torch", SimpleNamespace(sigmoid=gate))
+    monkeypatch.setattr("trivet.layers.attention.torch", SimpleNamespace(**vars(torch) | {"sigmoid": gate}))
     assert_noticed(runtime, group6)
 
 
@@ -160,9 +158,7 @@ DELTA = ("gated_delta_prefill", "gated_delta_decode")
 CONVOLUTION = ("causal_conv_prefill", "causal_conv_decode")
 
 
-def test_tiled_key_heads_are_noticed(
-    runtime: trivet.Runtime, group6: Group6, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tiled_key_heads_are_noticed(runtime: trivet.Runtime, group6: Group6, monkeypatch: pytest.MonkeyPatch) -> None:
     """Value head i uses key head i // expansion, not i % key_heads."""
     for name in DELTA:
         right = getattr(delta_net, name)

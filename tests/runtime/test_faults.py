@@ -45,7 +45,7 @@ def site_of(runtime: trivet.Runtime, site: str) -> tuple[Any, str]:
         "sampler.bind": (engine.sampling, "bind"),
         "sampler.groups": (engine.sampling, "groups"),
         "sampler.accept": (engine.sampling, "accept"),
-        "inputs": (engine, "_fill"),
+        "inputs": (engine.inputs, "fill"),
     }[site]
 
 

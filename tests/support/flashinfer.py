@@ -62,7 +62,7 @@ class TorchRowKernel:
 
     def __init__(self) -> None:
         self.key = (1, 2, 3)
-        self.asked: Workspace | None = None
+        self.asked: Workspace | None = Workspace(0, 0)
         self.served: list[int] = []
 
     def plan(self, rows: HostRows, spaces: PlanSpaces) -> RowPlan:
@@ -137,7 +137,7 @@ def torch_owner(
 ) -> FlashInferOwner:
     """An owner of `path` on kernels in torch."""
     decode = TorchDecodeKernel() if path.decode is DecodeKernel.COMPILED else TorchRowKernel()
-    least = path.choice(capacity).hopper_from_tokens
+    least = path.choice(capacity).hopper_from
     kernels = Kernels(decode, TorchRowKernel(), None if least is None else TorchRowKernel(), torch_append)
     made = fences if fences is not None else []
 
@@ -145,6 +145,4 @@ def torch_owner(
         made.append(NoFence())
         return made[-1]
 
-    return FlashInferOwner(
-        capacity, buffers or unpinned(path.layout(capacity)), kernels, long_chunk_tokens=least, fence=fence
-    )
+    return FlashInferOwner(capacity, buffers or unpinned(path.layout(capacity)), kernels, long_from=least, fence=fence)

@@ -71,7 +71,7 @@ def check_batch(batch: StepBatch, capacity: PlanCapacity, tiles: int) -> None:
     _bound("tokens", batch.tokens, capacity.tokens)
     if rows:
         _bound("positions", int(batch.kv_lengths.max()), capacity.positions)
-        pages_per_row = np.diff(batch.page_indptr)
+        pages_per_row = batch.page_indptr[1:] - batch.page_indptr[:-1]
         _bound("pages_per_request", int(pages_per_row.max()), capacity.pages_per_request)
         _bound("pages", len(batch.page_indices), capacity.pages)
         _consistent(batch, capacity, pages_per_row)

@@ -211,7 +211,7 @@ class Bench:
         }
 
 
-def differing(first: Sequence[int], second: Sequence[int]) -> int:
+def differing(first: Sequence[object], second: Sequence[object]) -> int:
     """The first place where two token sequences differ."""
     pairs = zip(first, second, strict=False)
     return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))

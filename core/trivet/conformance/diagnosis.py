@@ -18,9 +18,9 @@ ALONE = (
     "projection; not at rope or masks"
 )
 TOGETHER = (
-    "the first token is right, so that projections, norms and the MLP are: look at how tokens see each other: which "
-    "entries of a head rope turns and by what angle, the scale of the scores, the mask, and the decay, convolution and "
-    "state of recurrent layers"
+    "the first token is right, so that the residual stream's norms, projections and the MLP are: look at how tokens "
+    "see each other: the norms of query and key heads, which entries of a head rope turns and by what angle, the scale "
+    "of the scores, the mask, and the decay, convolution and state of recurrent layers"
 )
 
 
@@ -33,19 +33,44 @@ def diagnose(bench: Bench, tiny: TinyModel, sequence: OracleSequence, said: torc
     wrong = ((said - sequence.logprobs[:-1]).abs().amax(-1).nan_to_num(torch.inf) > bound).nonzero().flatten().tolist()
     if not wrong:
         return "one step over the whole prompt is right; what differs is how the tokens were divided over steps"
-    where = f"positions {wrong[0]} to {wrong[-1]} differ ({len(wrong)} of {len(said)}); "
-    where += TOGETHER if wrong[0] else ALONE
+    known = (
+        f"positions {wrong[0]} to {wrong[-1]} differ ({len(wrong)} of {len(said)}); {TOGETHER if wrong[0] else ALONE}"
+    )
     healed, sick = _without_each_group(bench, tiny, sequence, bound)
     if healed:
-        where += f"; it is right without {', '.join(healed)}, so the fault lies where these are used"
+        known += f"; it is right without {', '.join(_short(healed))}, so the fault lies where these are used"
         if sick:
-            where += f"; it stays wrong without {', '.join(sick)}"
-    elif sick:
-        where += (
+            known += f"; it stays wrong without {', '.join(_short(sick))}"
+        return _hint({_leaf(group) for group in healed}, {_leaf(group) for group in sick}, wrong[0]) + known
+    if sick:
+        known += (
             "; it stays wrong whichever tensors of the layers are left out, so the fault lies in several places or "
             "outside the layers: norms of the residual stream, the final norm, the embedding or the output projection"
         )
-    return where
+    return known
+
+
+def _short(groups: list[str]) -> list[str]:
+    """Groups without what all of them begin and end with."""
+    return [group.rpartition(".*.")[2].removesuffix(".weight") for group in groups]
+
+
+def _leaf(group: str) -> str:
+    return group.removesuffix(".weight").rpartition(".")[2]
+
+
+def _hint(healed: set[str], sick: set[str], first_wrong: int) -> str:
+    """What the tensors say to those who know them by the names that most checkpoints use."""
+    if {"gate_proj", "up_proj", "down_proj"} <= healed and "o_proj" in sick:
+        return "the MLP, its activation, which half of it is the gate, or the norm before it (zero-centred or not): "
+    if "o_proj" in healed and "k_proj" in sick:
+        return (
+            "not the scores, but the values, the output projection, or an output gate that shares q_proj with the "
+            "queries (head by head, or in halves): "
+        )
+    if {"o_proj", "k_proj", "q_proj"} <= healed and first_wrong:
+        return "the scores, by the norms of query and key heads, rope, their scale or the mask: "
+    return ""
 
 
 def _without_each_group(

@@ -9,7 +9,9 @@ from trivet.conformance.checks import (
     checkpoint,
     config,
     device,
+    isolation,
     layout,
+    ledger,
     numerics,
     plan,
     plugin,
@@ -25,18 +27,22 @@ CHECKS: tuple[Check, ...] = (
     *config.CHECKS,
     *capacity.CHECKS,
     *layout.CHECKS,
+    *ledger.CHECKS,
     *plan.CHECKS,
     *weights.CHECKS,
     *capabilities.CHECKS,
-    *serving.CHECKS,
+    *isolation.CHECKS,
     *state.CHECKS,
     *prefix.CHECKS,
+    *serving.CHECKS,
     *sampling.CHECKS,
+    *ledger.LATE_CHECKS,
     *numerics.CHECKS,
     *device.CHECKS,
     *checkpoint.CHECKS,
 )
-"""Ids are unique. What fails early often explains what fails later."""
+"""Ids are unique. The narrow promises come before the broad ones, which fail too where a narrow one does not hold: what
+fails first names the cause best."""
 
 
 def check_by_id(id: str) -> Check | None:

@@ -63,9 +63,12 @@ class Served:
         return reports
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling | Sequence[Sampling] | None = None
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling | Sequence[Sampling] | None = None,
+        cause: str = "the family's layers raise in a step of this shape, or its logits are not finite",
     ) -> list[Completion]:
-        """Answers to all `prompts` at once, none of which may fail."""
+        """Answers to all `prompts` at once. None may fail; `cause` says why one would."""
         samplings = [sampling or Sampling()] * len(prompts) if not isinstance(sampling, Sequence) else sampling
         requests = [self.submit(prompt, each) for prompt, each in zip(prompts, samplings, strict=True)]
         self.finish(requests)
@@ -76,7 +79,7 @@ class Served:
                     observed=f"a request of {len(prompt)} prompt tokens ended as {completion.finish_reason!r} with "
                     f"{type(completion.error).__name__}: {completion.error}",
                     expected="an answer",
-                    cause="the family's layers raise in a step of this shape, or its logits are not finite",
+                    cause=cause,
                 ) from completion.error
         return completions
 
@@ -131,3 +134,8 @@ class Served:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def said(completions: Sequence[Completion]) -> list[tuple[object, ...]]:
+    """What is the same where two runs are the same: tokens, log-probabilities and how each request ended."""
+    return [(c.token_ids, c.logprobs, c.finish_reason) for c in completions]

@@ -15,6 +15,7 @@ from attrs import frozen
 
 FILE = "tolerances.json"
 MOST_MULTIPLE = 10.0
+_DIGESTED = ("quantity", "model", "device", "dtype", "multiple", "samples", "torch", "command")
 
 
 @frozen
@@ -23,6 +24,7 @@ class Tolerance:
 
     Attributes:
         quantity: what is compared, with its statistic, as in ``"logprob-max"``.
+        model: the tiny config that it was measured on, as in ``"qwen3/grouped"``; ``"*"`` over all of them, for others.
         device: where it was measured.
         dtype: what was served.
         multiple: of the floor that is allowed.
@@ -33,6 +35,7 @@ class Tolerance:
     """
 
     quantity: str
+    model: str
     device: str
     dtype: str
     multiple: float
@@ -54,12 +57,12 @@ class Tolerance:
     @property
     def own_digest(self) -> str:
         """The digest that the entry should have."""
-        values = (self.quantity, self.device, self.dtype, self.multiple, list(self.samples), self.torch, self.command)
+        values = [getattr(self, name) for name in _DIGESTED]
         return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
     def faults(self) -> list[str]:
         """What is wrong with the entry."""
-        where = f"{self.quantity} on {self.device} in {self.dtype}"
+        where = f"{self.quantity} of {self.model} on {self.device} in {self.dtype}"
         found = []
         if self.digest != self.own_digest:
             found.append(f"{where}: the digest is not that of samples and multiple: something was changed by hand")
@@ -78,9 +81,15 @@ def tolerances() -> tuple[Tolerance, ...]:
     return tuple(Tolerance(**{**entry, "samples": tuple(entry["samples"])}) for entry in entries)
 
 
-def bound_of(quantity: str, device: str, dtype: str) -> float:
-    """The bound for a quantity; LookupError where nothing was measured."""
-    for entry in tolerances():
-        if (entry.quantity, entry.device, entry.dtype) == (quantity, device, dtype):
-            return entry.bound
+def bound_of(quantity: str, device: str, dtype: str, model: str = "*") -> float:
+    """The bound for a quantity, of `model` where it was measured, else over all that were.
+
+    Raises:
+        LookupError: nothing was measured on that device in that dtype.
+    """
+    found = [e for e in tolerances() if (e.quantity, e.device, e.dtype) == (quantity, device, dtype)]
+    for wanted in (model, "*"):
+        for entry in found:
+            if entry.model == wanted:
+                return entry.bound
     raise LookupError(f"no tolerance was measured for {quantity} on {device} in {dtype}")

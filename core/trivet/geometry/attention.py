@@ -7,7 +7,7 @@ from trivet.config.rope import Rope
 from trivet.errors import ConfigError
 
 
-@frozen
+@frozen(cache_hash=True)
 class AttentionGeometry:
     """A grouped-query attention layer.
 

@@ -10,6 +10,7 @@ from trivet.layers.context import StepContext
 from trivet.layers.linear import Linear
 from trivet.layers.norm import RmsNorm
 from trivet.layers.parameters import Parameters
+from trivet.ops.norm import query_key_rms_norm
 from trivet.ops.rotary import apply_rotary_
 
 
@@ -50,19 +51,30 @@ class Attention:
     def __call__(self, hidden: Tensor, step: StepContext) -> Tensor:
         """``hidden [tokens, hidden_size]`` to the same shape."""
         geometry, tokens = self.geometry, hidden.shape[0]
-        query_rows = geometry.query_elements * (2 if self.output_gate else 1)
-        query, key, value = self.qkv(hidden).split((query_rows, geometry.kv_elements, geometry.kv_elements), dim=-1)
-        query = query.view(tokens, geometry.query_heads, -1)
+        query_heads, kv_heads = geometry.query_heads, geometry.kv_heads
+        projected = self.qkv(hidden)
         gate: Tensor | None = None
         if self.output_gate:
-            query, gate = query.chunk(2, dim=-1)
-        key = key.view(tokens, geometry.kv_heads, geometry.head_dim)
-        value = value.view(tokens, geometry.kv_heads, geometry.head_dim)
+            query_rows = 2 * geometry.query_elements
+            query, rest = projected.tensor_split((query_rows,), dim=-1)
+            query, gate = query.view(tokens, query_heads, 2, geometry.head_dim).unbind(2)
+            key, value = rest.view(tokens, 2 * kv_heads, geometry.head_dim).tensor_split((kv_heads,), 1)
+            heads = torch.cat((query, key), 1)
+        else:
+            every_head = projected.view(tokens, query_heads + 2 * kv_heads, geometry.head_dim)
+            heads, value = every_head.tensor_split((query_heads + kv_heads,), 1)
+        # Query and key heads lie side by side from here on, so that one operation serves both.
         if self.q_norm is not None and self.k_norm is not None:
-            query, key = self.q_norm(query), self.k_norm(key)
-        cos, sin = step.rotation(geometry)
-        apply_rotary_(query, cos, sin)
-        apply_rotary_(key, cos, sin)
+            heads = query_key_rms_norm(
+                heads,
+                self.q_norm.weight,
+                self.k_norm.weight,
+                query_heads,
+                self.q_norm.eps,
+                self.q_norm.zero_centred,
+            )
+        apply_rotary_(heads, *step.rotation(geometry))
+        query, key = heads.tensor_split((query_heads,), 1)
         attended = step.attend(self.layer, geometry, query, key, value)
         if gate is not None:
             attended = attended * torch.sigmoid(gate)

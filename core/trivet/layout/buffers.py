@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trivet.dtypes import as_torch
 from trivet.errors import MemoryBudgetError
@@ -10,6 +10,7 @@ from trivet.layout.spec import BufferLayout
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import NDArray
 
 
 class AllocationMeter:
@@ -62,6 +63,20 @@ class Buffers:
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._tensors[name]
+
+    def fill(self, name: str, values: NDArray[Any]) -> torch.Tensor:
+        """Copy `values` to the front of a buffer, in its dtype; returns the part that they fill.
+
+        In host memory numpy writes them, which costs less than a copy between tensors.
+        """
+        filled = self._tensors[name][: len(values)]
+        if filled.device.type == "cpu":
+            filled.numpy()[:] = values
+        else:
+            import torch
+
+            filled.copy_(torch.from_numpy(values))
+        return filled
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors

@@ -31,6 +31,31 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, zero_centred: bool = False) 
     return normed.to(x.dtype).mul_(weight)
 
 
+def query_key_rms_norm(
+    heads: Tensor, query_weight: Tensor, key_weight: Tensor, query_heads: int, eps: float, zero_centred: bool = False
+) -> Tensor:
+    """`rms_norm` of query and key heads that lie side by side, each sort with its own weight, in one pass.
+
+    Args:
+        heads: ``[tokens, heads, head_dim]``, query heads first, any strides.
+        query_weight, key_weight: ``[head_dim]``.
+        query_heads: how many of the heads are query heads.
+        eps, zero_centred: as in `rms_norm`.
+
+    Returns:
+        A new tensor with the shape and dtype of `heads`.
+    """
+    normed = _unit_mean_square(heads, eps)
+    if not zero_centred:
+        normed = normed.to(heads.dtype)
+    for part, weight in zip(normed.tensor_split((query_heads,), 1), (query_weight, key_weight), strict=True):
+        if zero_centred:
+            part.addcmul_(part, weight.to(part.dtype))
+        else:
+            part.mul_(weight)
+    return normed.to(heads.dtype)
+
+
 def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, zero_centred: bool = False
 ) -> tuple[Tensor, Tensor]:

@@ -22,14 +22,14 @@ from trivet.layers.rotary import RotaryTable
 from trivet.layout import Buffers
 from trivet.ops.packed import PackedRows
 from trivet.runtime.blueprint import Blueprint
-from trivet.runtime.output import Produced, RequestOutput
+from trivet.runtime.output import RequestOutput
 from trivet.runtime.step import StepReport
 from trivet.sampling.batch import SamplingBatch
 from trivet.sampling.logprobs import TokenLogprob, token_logprobs
 from trivet.sampling.sampler import HostSamples, sample
 from trivet.sampling.seeds import derive_seed
 from trivet.scheduler.plan import Ending, StepPlan
-from trivet.scheduler.request import Request
+from trivet.scheduler.request import Request, Status
 from trivet.scheduler.scheduler import Scheduler
 
 logger = logging.getLogger("trivet.engine")
@@ -182,8 +182,8 @@ class Engine:
         for attention, owner in self.owners.items():
             owner.update(plan.batch(attention.query_heads, attention.kv_heads))
             self.plan_updates += 1
-        token_ids = self._fill("token_ids", plan.token_ids())
-        slots = self._fill("slots", plan.slots)
+        token_ids = self.inputs.fill("token_ids", plan.token_ids())
+        slots = self.inputs.fill("slots", plan.slots)
         if self.state is not None:
             for snapshot, slot in plan.restores:
                 self.state.restore(snapshot, slot)
@@ -202,25 +202,26 @@ class Engine:
         if self.state is not None:
             for slot, snapshot in plan.saves:
                 self.state.save(slot, snapshot)
-        return self._sample(plan, hidden), self._score(plan, hidden)
+        return self._sample(plan, hidden, slots), self._score(plan, hidden)
 
-    def _sample(self, plan: StepPlan, hidden: torch.Tensor) -> HostSamples | None:
-        rows = plan.sampling_rows
-        if not rows:
+    def _sample(self, plan: StepPlan, hidden: torch.Tensor, slots: torch.Tensor) -> HostSamples | None:
+        if not plan.sampling_rows:
             return None
-        if len(rows) == len(plan.requests) == hidden.shape[0]:
-            sampled = hidden
+        host_slots, positions = plan.slots, plan.kv_lengths
+        if len(plan.sampling_rows) == len(plan.requests) == hidden.shape[0]:
+            sampled, sampled_slots = hidden, slots
         else:
-            last_tokens = np.cumsum(plan.query_lengths) - 1
-            sampled = hidden.index_select(0, self._fill("sampled_tokens", last_tokens[list(rows)]))
-        slots = plan.slots[list(rows)]
-        groups = self.sampling.groups(slots.tolist())
-        sampled_slots = self._fill("sampled_slots", slots)
+            rows = np.array(plan.sampling_rows)
+            host_slots, positions = host_slots[rows], positions[rows]
+            last_tokens = np.cumsum(plan.query_lengths)[rows] - 1
+            sampled = hidden.index_select(0, self.inputs.fill("sampled_tokens", last_tokens))
+            sampled_slots = self.inputs.fill("sampled_slots", host_slots)
+        groups = self.sampling.groups(host_slots)
         result = sample(
             self.sampling,
             self.model.logits(sampled),
             sampled_slots,
-            self._fill("sampled_positions", plan.kv_lengths[list(rows)]),
+            self.inputs.fill("sampled_positions", positions),
             groups,
         )
         samples = result.to_host()
@@ -230,9 +231,10 @@ class Engine:
     def _score(self, plan: StepPlan, hidden: torch.Tensor) -> dict[int, list[TokenLogprob]]:
         """Log-probabilities of each scored row's next prompt tokens, in blocks of the reserved rows of logits."""
         scores: dict[int, list[TokenLogprob]] = {}
-        first = 0
         block_rows = self.blueprint.capacity.logit_rows
-        for row, (request, start, tokens) in enumerate(zip(plan.requests, plan.starts, plan.lengths, strict=True)):
+        first = plan.decode_rows  # a scored prompt is never decoded, and decode rows have a token each
+        for row in range(plan.decode_rows, len(plan.requests)):
+            request, start, tokens = plan.requests[row], plan.starts[row], plan.lengths[row]
             output = self._outputs.get(request.id)
             if request.kind == "score" and output is not None:
                 known = min(tokens, request.prompt_tokens - 1 - start)
@@ -252,12 +254,13 @@ class Engine:
         tokens = samples.token_ids if samples is not None else []
         endings: dict[Request, Ending] = {}
         failed = 0
-        for index, row in enumerate(plan.sampling_rows):
+        columns = (tokens, samples.bad, samples.logprobs) if samples is not None else ((), (), ())
+        for row, token_id, bad, logprob in zip(plan.sampling_rows, *columns, strict=True):
             request = plan.requests[row]
             output = self._outputs.get(request.id)
-            if samples is None or output is None or output.done:
+            if output is None or output.done:
                 continue
-            if samples.bad[index]:
+            if bad:
                 error = UnusableLogits(
                     f"request {request.id}: the logits of token {int(plan.kv_lengths[row])} hold NaN or no finite value"
                 )
@@ -265,7 +268,7 @@ class Engine:
                 failed += 1
                 continue
             try:
-                if self._hand_over(request, output, tokens[index], samples.logprobs[index]):
+                if self._hand_over(request, output, token_id, logprob):
                     endings[request] = Ending("stop")
             except Exception as error:
                 endings[request] = Ending("error", error)
@@ -280,7 +283,8 @@ class Engine:
                     failed += 1
         self.scheduler.complete(plan, tokens, endings)
         for request in plan.requests:
-            self._settle(request)
+            if request.status is Status.FINISHED:  # also by a cancellation while the step was in flight
+                self._settle(request)
         return max(0, len(tokens) - failed), failed
 
     def _hand_over(
@@ -298,7 +302,7 @@ class Engine:
                 piece += decoder.finish()
                 ends = ends or decoder.stopped
         reason = "stop" if ends else "length" if last else None
-        output.put(Produced(token_id, logprob, piece, reason))
+        output.put(token_id, logprob, piece, reason)
         return ends
 
     def _settle(self, request: Request) -> None:
@@ -323,11 +327,6 @@ class Engine:
                 f": {request.error}" if request.error is not None else "",
                 extra={"request_id": request.id},
             )
-
-    def _fill(self, name: str, values: np.ndarray[tuple[int], np.dtype[np.signedinteger]]) -> torch.Tensor:
-        target = self.inputs[name][: len(values)]
-        target.copy_(torch.from_numpy(values))
-        return target
 
 
 def _device_is_lost(error: BaseException) -> bool:

@@ -65,7 +65,7 @@ class Request:
         return self._output.wait(timeout)
 
     def _summary(self) -> Completion:
-        produced = list(self._output.produced)
+        produced = self._output.entries()
         wants_logprobs = self._scheduled.sampling is not None and self._scheduled.sampling.logprobs is not None
         return Completion(
             token_ids=tuple(entry.token_id for entry in produced),

@@ -97,7 +97,7 @@ def _assemble(
     if geometry.hybrid:
         slots = allocate(blueprint.state.name, blueprint.state)
         state = StatePool(geometry, slots, allocate(blueprint.snapshots.name, blueprint.snapshots))
-        state.clear(range(limits.max_requests))
+        state.clear(range(capacity.step_rows))  # those that the profile uses; a request clears its own
     run_profile(
         capacity,
         blueprint.selections,

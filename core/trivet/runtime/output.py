@@ -44,10 +44,12 @@ class RequestOutput:
     ) -> None:
         self.stop_decoder = stop_decoder
         self.score_top = score_top
-        self.produced: list[Produced] = []
         self.score: list[TokenLogprob] = []
         self.finish_reason: str | None = None
         self.error: BaseException | None = None
+        # A token with nothing to it is kept as its bare id. One object for each token, of a sort that the garbage
+        # collector looks through, would have it scan every token of every open request, over and over.
+        self._produced: list[int | Produced] = []
         self._listener = listener
         self._changed = threading.Condition()
         self._waiting = 0
@@ -57,9 +59,29 @@ class RequestOutput:
         """Whether the request has ended; nothing changes afterwards."""
         return self.finish_reason is not None
 
-    def put(self, produced: Produced) -> None:
-        """Hand over a token. Takes no lock unless somebody waits: most requests are read when they have ended."""
-        self.produced.append(produced)
+    @property
+    def count(self) -> int:
+        """New tokens so far."""
+        return len(self._produced)
+
+    def entry(self, index: int) -> Produced:
+        """New token `index`, which is there."""
+        produced = self._produced[index]
+        return produced if isinstance(produced, Produced) else Produced(produced, None, None, None)
+
+    def entries(self) -> list[Produced]:
+        """The new tokens so far."""
+        return [self.entry(index) for index in range(self.count)]
+
+    def put(
+        self, token_id: int, logprob: TokenLogprob | None = None, piece: str | None = None, reason: str | None = None
+    ) -> None:
+        """Hand over a token, as `Produced` describes it.
+
+        Takes no lock unless somebody waits: most requests are read when they have ended.
+        """
+        bare = logprob is None and piece is None and reason is None
+        self._produced.append(token_id if bare else Produced(token_id, logprob, piece, reason))
         if self._waiting:
             with self._changed:
                 self._changed.notify_all()
@@ -86,6 +108,6 @@ class RequestOutput:
         with self._changed:
             self._waiting += 1  # before looking, so that a token that comes after the look is announced
             try:
-                return self._changed.wait_for(lambda: len(self.produced) > index or self.done, timeout)
+                return self._changed.wait_for(lambda: self.count > index or self.done, timeout)
             finally:
                 self._waiting -= 1

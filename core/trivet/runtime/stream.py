@@ -33,7 +33,7 @@ class TokenStream(Iterator[Token]):
         if self._closed:
             raise StopIteration
         try:
-            while len(self._output.produced) <= self._read and not self._output.done:
+            while self._output.count <= self._read and not self._output.done:
                 if self._drive is not None:
                     self._drive()
                 else:
@@ -41,8 +41,8 @@ class TokenStream(Iterator[Token]):
         except BaseException:
             self.close()
             raise
-        if len(self._output.produced) > self._read:
-            produced = self._output.produced[self._read]
+        if self._output.count > self._read:
+            produced = self._output.entry(self._read)
             self._read += 1
             return self._reader.read(produced)
         self._closed = True
@@ -110,7 +110,7 @@ class AsyncTokenStream(AsyncIterator[Token]):
         if self._closed:
             raise StopAsyncIteration
         try:
-            while len(self._output.produced) <= self._read and not self._output.done:
+            while self._output.count <= self._read and not self._output.done:
                 if self._drive is not None:
                     await asyncio.to_thread(self._drive)
                 else:
@@ -118,8 +118,8 @@ class AsyncTokenStream(AsyncIterator[Token]):
         except BaseException:
             await self.aclose()
             raise
-        if len(self._output.produced) > self._read:
-            produced = self._output.produced[self._read]
+        if self._output.count > self._read:
+            produced = self._output.entry(self._read)
             self._read += 1
             return self._reader.read(produced)
         self._closed = True

@@ -130,10 +130,10 @@ class SamplingBatch:
         """Take `slot` back. Its rows count as greedy until it is bound again; a free slot may be released."""
         self._note(slot, Choice.GREEDY, False, 0, -1)
 
-    def groups(self, slots: Sequence[int] | Tensor) -> SampleGroups:
+    def groups(self, slots: Sequence[int] | NDArray[np.integer] | Tensor) -> SampleGroups:
         """Which rows of a step need which work.
 
-        Worth keeping over steps with the same rows. Reads `slots` on the host: give a list or a CPU tensor.
+        Worth keeping over steps with the same rows. Reads `slots` on the host: give a list, an array or a CPU tensor.
 
         Args:
             slots: the slot of each row, [rows].

@@ -71,7 +71,7 @@ def specs(dtype: torch.dtype, head_dim: int, choice: KernelChoice) -> list[Any]:
     wanted = [prefill_spec(dtype, head_dim), gen_page_module()]
     if choice.decode is DecodeKernel.COMPILED:
         wanted.append(decode_spec(dtype, head_dim))
-    if choice.hopper_from_tokens is not None:
+    if choice.hopper_from is not None:
         wanted.append(hopper_spec(dtype, head_dim))
     return wanted
 
@@ -117,7 +117,7 @@ def load_kernels(capacity: PlanCapacity, choice: KernelChoice) -> Kernels:
     else:
         decode = PagedPrefill(capacity, general, decode_rows=True)
     long_chunks: RowKernel | None = None
-    if choice.hopper_from_tokens is not None:
+    if choice.hopper_from is not None:
         long_chunks = HopperPrefill(capacity, hopper_spec(dtype, head_dim).build_and_load())
     append: AppendKernel = Append(gen_page_module().build_and_load())
     return Kernels(decode, PagedPrefill(capacity, general, decode_rows=False), long_chunks, append)

@@ -22,14 +22,31 @@ class DecodeKernel(Enum):
 
 
 @frozen
+class LongChunks:
+    """From where on chunks are long: both must be reached.
+
+    Attributes:
+        average_tokens: average length of a step's chunks.
+        total_tokens: tokens of all chunks of a step.
+    """
+
+    average_tokens: int
+    total_tokens: int
+
+    def reached(self, tokens: int, rows: int) -> bool:
+        """Whether `rows` chunks of `tokens` tokens together are long."""
+        return tokens >= self.total_tokens and tokens >= self.average_tokens * rows
+
+
+@frozen
 class KernelChoice:
     """The kernels of one plan.
 
     Attributes:
         decode: what decode rows run on.
-        hopper_from_tokens: chunks run on the Hopper prefill kernel (FA3) where they are at least this long on
-            average, and on the general one (FA2) otherwise; None: always on the general one.
+        hopper_from: chunks run on the Hopper prefill kernel (FA3) where they are this long, and on the general one
+            (FA2) otherwise; None: always on the general one.
     """
 
     decode: DecodeKernel
-    hopper_from_tokens: int | None = None
+    hopper_from: LongChunks | None = None

@@ -40,7 +40,7 @@ def decode_workspace(capacity: PlanCapacity, choice: KernelChoice) -> Workspace:
 def chunk_workspace(capacity: PlanCapacity, choice: KernelChoice) -> Workspace:
     """The bound of whatever may serve chunks."""
     general = prefill_chunks_workspace(capacity)
-    if choice.hopper_from_tokens is None:
+    if choice.hopper_from is None:
         return general
     hopper = hopper_chunks_workspace(capacity)
     return Workspace(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +13,7 @@ from attrs import frozen
 from trivet.attention.batch import StepBatch, check_batch
 from trivet.attention.flashinfer.bounds import query_tile
 from trivet.attention.flashinfer.captures import Captures
+from trivet.attention.flashinfer.kinds import LongChunks
 from trivet.attention.flashinfer.layout import (
     CHUNK_WORKSPACE,
     DECODE_INDPTR,
@@ -20,7 +22,7 @@ from trivet.attention.flashinfer.layout import (
     INDEX_ARRAYS,
 )
 from trivet.attention.flashinfer.protocol import DeviceRows, HostRows, Kernels, PlanSpaces, RowKernel, RowPlan
-from trivet.attention.flashinfer.staging import Fence, Staging, StagingSet
+from trivet.attention.flashinfer.staging import Fence, Staging, StagingSet, StreamFence
 from trivet.attention.flashinfer.worst import worst_chunks, worst_decodes
 from trivet.attention.protocol import Replan
 from trivet.capacity import PlanCapacity
@@ -78,14 +80,14 @@ class FlashInferOwner:
         buffers: Buffers,
         kernels: Kernels,
         *,
-        long_chunk_tokens: int | None = None,
-        fence: Callable[[], Fence] = torch.cuda.Event,
+        long_from: LongChunks | None = None,
+        fence: Callable[[], Fence] | None = None,
     ) -> None:
         """Bind `buffers`, allocated from the layout that `kernels` were chosen with.
 
         Args:
-            long_chunk_tokens: average length from which on ``kernels.long_chunks`` serves chunks.
-            fence: makes a fence on the device.
+            long_from: from where on ``kernels.long_chunks`` serves chunks.
+            fence: makes a fence; None: in the stream of the buffers' device.
 
         Raises:
             CapacityExceeded: a workspace is smaller than what the library asks for in the worst step; named.
@@ -93,12 +95,13 @@ class FlashInferOwner:
         self.capacity = capacity
         self.buffers = buffers
         self._kernels = kernels
-        self._long_chunk_tokens = long_chunk_tokens
+        self._long_from = long_from
         self._captures = Captures()
         self._step: _Step | None = None
         self._closed = False
         names = (*INDEX_ARRAYS, DECODE_WORKSPACE, CHUNK_WORKSPACE)
-        self._staging = Staging(buffers, names, INDEX_ARRAYS, fence)
+        device = buffers[FLOAT_WORKSPACE].device
+        self._staging = Staging(buffers, names, INDEX_ARRAYS, fence or partial(StreamFence, device))
         if DECODE_INDPTR in buffers:
             torch.arange(len(buffers[DECODE_INDPTR]), out=buffers[DECODE_INDPTR])
         self._counting = np.arange(capacity.indptr, dtype=np.int32)
@@ -186,7 +189,9 @@ class FlashInferOwner:
         self._captures.note(step.tokens, step.parts[0].plan.key)
 
     def close(self) -> None:
-        """Release the buffers. Idempotent."""
+        """Release the buffers, once the device has read the pinned ones. Idempotent."""
+        for staged in self._staging.sets:
+            staged.wait()
         self._closed = True
         self._step = None
         self._captures.clear()
@@ -222,8 +227,8 @@ class FlashInferOwner:
         return tuple(parts)
 
     def _kernel_of_chunks(self, rows: HostRows) -> RowKernel:
-        long_chunks, least = self._kernels.long_chunks, self._long_chunk_tokens
-        if long_chunks is not None and least is not None and rows.tokens >= least * rows.rows:
+        long_chunks, least = self._kernels.long_chunks, self._long_from
+        if long_chunks is not None and least is not None and least.reached(rows.tokens, rows.rows):
             return long_chunks
         return self._kernels.chunks
 
@@ -261,12 +266,21 @@ class FlashInferOwner:
                 if len(staging.mirrors[name]) < len(spaces.ints):
                     raise CapacityExceeded(name, len(spaces.ints), len(staging.mirrors[name]), advice)
             for lengths in worst:
+                rows = _host_rows(*lengths, page_size)
                 for kernel in kernels:
-                    asked = kernel.asks(_host_rows(*lengths, page_size), spaces) if kernel is not None else None
-                    if asked is not None and asked.int_bytes > len(spaces.ints):
-                        raise CapacityExceeded(name, asked.int_bytes, len(spaces.ints), advice)
-                    if asked is not None and asked.float_bytes > len(spaces.floats):
-                        raise CapacityExceeded(FLOAT_WORKSPACE, asked.float_bytes, len(spaces.floats), advice)
+                    if kernel is not None:
+                        self._check_workspace(name, kernel, rows, spaces, advice)
+        self._staging.sets[0].sent()
+
+    def _check_workspace(self, name: str, kernel: RowKernel, rows: HostRows, spaces: PlanSpaces, advice: str) -> None:
+        asked = kernel.asks(rows, spaces)
+        if asked is None:  # such a planner raises where its workspace is too small
+            kernel.plan(rows, spaces)
+            return
+        if asked.int_bytes > len(spaces.ints):
+            raise CapacityExceeded(name, asked.int_bytes, len(spaces.ints), advice)
+        if asked.float_bytes > len(spaces.floats):
+            raise CapacityExceeded(FLOAT_WORKSPACE, asked.float_bytes, len(spaces.floats), advice)
 
     def _check_open(self) -> None:
         if self._closed:

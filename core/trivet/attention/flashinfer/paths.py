@@ -96,9 +96,7 @@ class FlashInferPath:
                 f"decode path {self.name!r}: FlashInfer {TESTED_VERSION} cannot build its kernels for "
                 f"{capacity.dtype}, head dim {capacity.head_dim}: {error}"
             ) from error
-        owner: FlashInferOwner = FlashInferOwner(
-            capacity, buffers, kernels, long_chunk_tokens=choice.hopper_from_tokens
-        )
+        owner: FlashInferOwner = FlashInferOwner(capacity, buffers, kernels, long_from=choice.hopper_from)
         return owner
 
     def choice(self, capacity: PlanCapacity) -> KernelChoice:
@@ -110,7 +108,7 @@ class FlashInferPath:
     def _choice(self, device: DeviceProfile, head_dim: int) -> KernelChoice:
         speeds = self.speeds.of(device, head_dim)
         hopper = device.compute_capability is not None and device.compute_capability[0] == HOPPER
-        return KernelChoice(self.decode, speeds.hopper_from_tokens if speeds is not None and hopper else None)
+        return KernelChoice(self.decode, speeds.hopper_from if speeds is not None and hopper else None)
 
     def _refusal(self, need: PathRequest) -> str | None:
         """What is known without the library."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from attrs import field, frozen
 
+from trivet.attention.flashinfer.kinds import LongChunks
 from trivet.capacity import DeviceProfile
 
 
@@ -20,12 +21,12 @@ class HeadDimSpeeds:
         compiled_groups: group sizes that the decode kernel was compiled for when it was probed there. Read only to
             plan for a device that is not here; on one that is here the library is asked.
         decode_over_prefill: time of the decode kernel over that of the paged-prefill kernel, by group size.
-        hopper_from_tokens: from which average length on chunks are faster on the Hopper prefill kernel; None: never.
+        hopper_from: from where on chunks are faster on the Hopper prefill kernel; None: never, or not measured.
     """
 
     compiled_groups: tuple[int, ...]
     decode_over_prefill: Mapping[int, float] = field(hash=False)
-    hopper_from_tokens: int | None
+    hopper_from: LongChunks | None
 
 
 @frozen
@@ -57,5 +58,5 @@ def _head_dim(values: Mapping[str, Any]) -> HeadDimSpeeds:
     return HeadDimSpeeds(
         compiled_groups=tuple(values["compiled_groups"]),
         decode_over_prefill={int(group): float(ratio) for group, ratio in values["decode_over_prefill"].items()},
-        hopper_from_tokens=values["hopper_from_tokens"],
+        hopper_from=None if values["hopper_from"] is None else LongChunks(**values["hopper_from"]),
     )

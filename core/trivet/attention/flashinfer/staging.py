@@ -15,6 +15,7 @@ from trivet.layout import Buffers
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
     from numpy.typing import NDArray
     from torch import Tensor
 
@@ -27,6 +28,26 @@ class Fence(Protocol):
 
     def synchronize(self) -> None:
         """Wait until the device has passed the mark; at once if there is none."""
+
+
+class StreamFence:
+    """A fence in the current stream of a CUDA device, whichever device is the current one."""
+
+    def __init__(self, device: torch.device) -> None:
+        import torch
+
+        self._device = device
+        self._event = torch.cuda.Event()
+
+    def record(self) -> None:
+        """See `Fence.record`."""
+        import torch
+
+        self._event.record(torch.cuda.current_stream(self._device))
+
+    def synchronize(self) -> None:
+        """See `Fence.synchronize`."""
+        self._event.synchronize()
 
 
 class StagingSet:

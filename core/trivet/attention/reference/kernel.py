@@ -30,19 +30,21 @@ def attend_blocks(
 def _attend_whole(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, kv_heads: int, blocks: Iterable[BlockIndex]
 ) -> torch.Tensor:
-    out = torch.empty_like(query)
-    for block in blocks:
+    out: torch.Tensor | None = None
+    for index in blocks:
         result = scaled_dot_product_attention(
-            _grouped_queries(query, block, kv_heads),
-            _gathered(keys, block, kv_heads),
-            _gathered(values, block, kv_heads),
-            attn_mask=block.bias,
+            _grouped_queries(query, index, kv_heads),
+            _gathered(keys, index, kv_heads),
+            _gathered(values, index, kv_heads),
+            attn_mask=index.bias,
         )
-        tokens, rows = _valid_rows(_by_token(result, block, query), block)
-        if tokens.shape[0] == out.shape[0]:
+        rows = _by_token(result, index, query)
+        if index.targets is None:
             return rows  # one block holds the whole step, in token order
-        out.index_copy_(0, tokens, rows)
-    return out
+        if out is None:
+            out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        out.index_copy_(0, index.targets, rows)
+    return torch.empty_like(query) if out is None else out
 
 
 def _attend_split(
@@ -54,59 +56,55 @@ def _attend_split(
     weighted = torch.zeros(tokens, heads, head_dim, dtype=wide, device=query.device)
     total = torch.zeros(tokens, heads, 1, dtype=wide, device=query.device)
     peak = torch.full((tokens, heads, 1), torch.finfo(wide).min, dtype=wide, device=query.device)
-    for block in blocks:
-        grouped = _grouped_queries(query, block, kv_heads).to(wide)
-        scores = grouped @ _gathered(keys, block, kv_heads).to(wide).transpose(-1, -2)
-        scores = scores.mul_(head_dim**-0.5).add_(block.bias)
+    for index in blocks:
+        grouped = _grouped_queries(query, index, kv_heads).to(wide)
+        scores = grouped @ _gathered(keys, index, kv_heads).to(wide).transpose(-1, -2)
+        scores = scores.mul_(head_dim**-0.5)
+        if index.bias is not None:
+            scores = scores.add_(index.bias)
         # a query that sees nothing of this tile keeps a finite peak, and weights of exactly zero
         tile_peak = scores.amax(-1, keepdim=True).clamp_(min=torch.finfo(wide).min)
         weights = scores.sub_(tile_peak).exp_()
-        tile_total = weights.sum(-1, keepdim=True)
-        tile_weighted = weights @ _gathered(values, block, kv_heads).to(wide)
-        rows, tile_weighted = _valid_rows(_by_token(tile_weighted, block, query), block)
-        tile_peak = _valid_rows(_by_token(tile_peak, block, query), block)[1]
-        tile_total = _valid_rows(_by_token(tile_total, block, query), block)[1]
-        old_peak = peak.index_select(0, rows)
+        tile_total = _by_token(weights.sum(-1, keepdim=True), index, query)
+        tile_weighted = _by_token(weights @ _gathered(values, index, kv_heads).to(wide), index, query)
+        tile_peak = _by_token(tile_peak, index, query)
+        rows = index.targets
+        old_peak, old_total, old_weighted = (x if rows is None else x[rows] for x in (peak, total, weighted))
         new_peak = torch.maximum(old_peak, tile_peak)
         keep, gain = (old_peak - new_peak).exp_(), (tile_peak - new_peak).exp_()
-        peak.index_copy_(0, rows, new_peak)
-        total.index_copy_(0, rows, total.index_select(0, rows) * keep + tile_total * gain)
-        weighted.index_copy_(0, rows, weighted.index_select(0, rows) * keep + tile_weighted * gain)
+        merged = (new_peak, old_total * keep + tile_total * gain, old_weighted * keep + tile_weighted * gain)
+        for kept, new in zip((peak, total, weighted), merged, strict=True):
+            if rows is None:
+                kept.copy_(new)
+            else:
+                kept.index_copy_(0, rows, new)
     return (weighted / total).to(query.dtype)
 
 
-def _grouped_queries(query: torch.Tensor, block: BlockIndex, kv_heads: int) -> torch.Tensor:
+def _grouped_queries(query: torch.Tensor, index: BlockIndex, kv_heads: int) -> torch.Tensor:
     """Queries as ``[items, kv_heads, group * height, head_dim]``: a group shares its KV head's keys."""
-    items, height = block.tokens.shape
+    items, height = index.block.items, index.block.height
     _, heads, head_dim = query.shape
-    gathered = query.index_select(0, block.tokens.view(-1))
+    rows = query if index.tokens is None else query.index_select(0, index.tokens)
     if height == 1:
-        return gathered.view(items, kv_heads, heads // kv_heads, head_dim)
-    by_head = gathered.view(items, height, kv_heads, heads // kv_heads, head_dim).permute(0, 2, 3, 1, 4)
+        return rows.view(items, kv_heads, heads // kv_heads, head_dim)
+    by_head = rows.view(items, height, kv_heads, heads // kv_heads, head_dim).permute(0, 2, 3, 1, 4)
     return by_head.reshape(items, kv_heads, heads // kv_heads * height, head_dim)
 
 
-def _gathered(cache: torch.Tensor, block: BlockIndex, kv_heads: int) -> torch.Tensor:
+def _gathered(cache: torch.Tensor, index: BlockIndex, kv_heads: int) -> torch.Tensor:
     """Keys or values of a block as ``[items, kv_heads, extent, head_dim]``."""
-    items, extent = block.bias.shape[0], block.bias.shape[-1]
-    return cache.index_select(0, block.slots).view(items, extent, kv_heads, -1).transpose(1, 2)
+    items, extent = index.block.items, index.block.extent
+    return cache.index_select(0, index.slots).view(items, extent, kv_heads, -1).transpose(1, 2)
 
 
-def _by_token(result: torch.Tensor, block: BlockIndex, query: torch.Tensor) -> torch.Tensor:
-    """``[items, kv_heads, group * height, width]`` back to ``[items * height, query_heads, width]``."""
-    items, height = block.tokens.shape
+def _by_token(result: torch.Tensor, index: BlockIndex, query: torch.Tensor) -> torch.Tensor:
+    """``[items, kv_heads, group * height, width]`` back to ``[tokens, query_heads, width]``, without repeats."""
+    items, height = index.block.items, index.block.height
     heads, width = query.shape[1], result.shape[-1]
     if height == 1:
         return result.reshape(items, heads, width)
     kv_heads = result.shape[1]
     by_height = result.view(items, kv_heads, heads // kv_heads, height, width).permute(0, 3, 1, 2, 4)
-    return by_height.reshape(items * height, heads, width)
-
-
-def _valid_rows(rows: torch.Tensor, block: BlockIndex) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens of a block without the repeats that fill up short items, and their rows."""
-    tokens = block.tokens.view(-1)
-    if block.valid is None:
-        return tokens, rows
-    kept = block.valid.view(-1)
-    return tokens[kept], rows[kept]
+    rows = by_height.reshape(items * height, heads, width)
+    return rows if index.kept is None else rows.index_select(0, index.kept)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from trivet.capacity import Limits
 from trivet.conformance.bench import Bench
 from trivet.conformance.check import Measured, check, expect
+from trivet.conformance.checks.isolation import writes_only_its_own
+from trivet.conformance.checks.plan import pinned_policy
 from trivet.conformance.checks.prefix import WARM_CAUSE
-from trivet.conformance.checks.serving import deterministic, writes_only_its_own
+from trivet.conformance.checks.serving import deterministic
 from trivet.sampling.params import Sampling
 
 # The CPU in float32 is the oracle: numerics has held it against one already.
@@ -138,6 +140,17 @@ def graphs_change_nothing(bench: Bench) -> Measured:
 
 
 @check(
+    "device.pinned-policy/1",
+    "device",
+    pinned_policy.contract,
+    capability="pinned_policy",
+    cause=pinned_policy.cause,
+)
+def device_pinned_policy(bench: Bench) -> Measured | None:
+    return pinned_policy.run(bench)
+
+
+@check(
     "device.warm-is-cold/1",
     "device",
     "On CUDA too, a prefix-cache hit changes no token.",
@@ -164,5 +177,6 @@ CHECKS = (
     device_decode_allocates_nothing,
     device_ledger_covers_the_peak,
     graphs_change_nothing,
+    device_pinned_policy,
     device_warm_is_cold,
 )

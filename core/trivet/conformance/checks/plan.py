@@ -12,12 +12,14 @@ from trivet.attention.batch import StepBatch
 from trivet.attention.protocol import DecodePath, PathRequest, PlanOwner, Replan, Verdict
 from trivet.capacity import DeviceProfile, Limits, PlanCapacity
 from trivet.conformance.batches import Contexts, batch_of, drawn_capacities, drawn_lengths
-from trivet.conformance.bench import Bench
+from trivet.conformance.bench import LIMITS, Bench
 from trivet.conformance.check import Measured, broken, check, expect
+from trivet.conformance.served import said
 from trivet.conformance.storages import NewStorages, storages_within
 from trivet.conformance.twins import RefusingPath, watched
 from trivet.dtypes import SERVED
 from trivet.errors import CapacityExceeded, ConfigError, RuntimeDown, TrivetError
+from trivet.sampling.params import Sampling
 
 UPDATES = 40
 
@@ -417,6 +419,43 @@ def verdicts_hold(bench: Bench) -> None:
     )
 
 
+@check(
+    "paths.pinned-policy/1",
+    "protocol",
+    "Under numeric_policy='pinned' a result does not depend on the batch, on chunking or on the prefix cache by a "
+    "single bit; where no decode path can promise that, loading is refused with each path's reason.",
+    capability="pinned_policy",
+    cause="the pinned policy is accepted by a path that does not honour it",
+)
+def pinned_policy(bench: Bench) -> Measured:
+    rng = bench.rng("pinned")
+    prompts = [bench.tokens(rng, int(n)) for n in rng.integers(5, 40, 5)]
+    sampling = Sampling(max_new_tokens=8, logprobs=4)
+    try:
+        bench.serve(numeric_policy="pinned").close()
+    except ConfigError as error:
+        expect(
+            all(path.name in str(error) for path in bench.family.decode_paths) and "pinned" in str(error),
+            observed=f"ConfigError: {error}",
+            expected="an error that names the policy, and each path with its reason",
+            cause="the reasons of the candidates are lost",
+        )
+        return {"served": 0.0}
+    answers = []
+    for limits, together in ((LIMITS, True), (attrs.evolve(LIMITS, max_step_tokens=7), True), (LIMITS, False)):
+        with bench.serve(numeric_policy="pinned", limits=limits) as served:
+            groups = [prompts] if together else [[prompt] for prompt in prompts]
+            answers.append(said([answer for group in groups for answer in served.generate(group, sampling)]))
+    expect(
+        answers[0] == answers[1] == answers[2],
+        observed=f"equal to the batch in steps of {LIMITS.max_step_tokens}: in steps of 7 {answers[0] == answers[1]}, "
+        f"one by one {answers[0] == answers[2]}",
+        expected="the same bits",
+        cause="a kernel, a split or a chunk boundary depends on what else is in the step",
+    )
+    return {"served": 1.0}
+
+
 CHECKS = (
     no_allocation,
     pointers_stable,
@@ -427,4 +466,5 @@ CHECKS = (
     one_owner_per_lane,
     verdicts,
     verdicts_hold,
+    pinned_policy,
 )

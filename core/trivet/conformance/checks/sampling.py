@@ -11,9 +11,12 @@ from trivet.conformance.check import Measured, check, expect
 from trivet.conformance.tolerances import bound_of
 from trivet.sampling.params import Sampling
 
-DRAWS = 240
-DEVIATIONS = 6.0
-"""Standard deviations: one token in a thousand million is off by that much by chance."""
+DRAWS = 800
+FILTERED_DRAWS = 24
+NUCLEUS = 0.4
+LEAST = 0.5
+DEVIATIONS = 5.5
+"""Standard deviations: one token in thirty million is off by that much by chance."""
 
 
 @check(
@@ -114,4 +117,47 @@ def draws_follow_the_model(bench: Bench) -> Measured:
     return {"largest_deviation": most}
 
 
-CHECKS = (logprobs_are_the_models, draws_follow_the_model)
+@check(
+    "sampling.filters/1",
+    "protocol",
+    "top_k, top_p and min_p draw from the tokens that they leave and from all of them; penalties act on tokens seen.",
+    cause="a filter or a penalty raises",
+)
+def filters(bench: Bench) -> Measured:
+    prompt = bench.tokens(bench.rng("filters"), 6)
+    vocabulary = bench.tiny().vocab_size
+    with bench.serve() as served:
+        (greedy,) = served.generate([prompt], Sampling(max_new_tokens=1, logprobs=vocabulary))
+        assert greedy.logprobs is not None
+        ranked = greedy.logprobs[0].top
+        probabilities = [math.exp(logprob) for _, logprob in ranked]
+        nucleus = next(n for n in range(1, vocabulary + 1) if sum(probabilities[:n]) >= NUCLEUS)
+        likely = sum(probability >= LEAST * probabilities[0] for probability in probabilities)
+        for name, filtered, left in (
+            ("top_k=3", {"top_k": 3}, 3),
+            (f"top_p={NUCLEUS}", {"top_p": NUCLEUS}, nucleus),
+            (f"min_p={LEAST}", {"min_p": LEAST}, likely),
+        ):
+            samplings = [
+                Sampling(max_new_tokens=1, temperature=1.0, seed=seed, **filtered) for seed in range(FILTERED_DRAWS)
+            ]
+            drawn = {answer.token_ids[0] for answer in served.generate([prompt] * FILTERED_DRAWS, samplings)}
+            allowed = [token for token, _ in ranked[:left]]
+            expect(
+                drawn <= set(allowed) and (len(drawn) > 1 or left == 1),
+                observed=f"{name} drew {sorted(drawn)} in {FILTERED_DRAWS} draws",
+                expected=f"some of {allowed}",
+                cause="the filter keeps a token too many or too few, or works on another row's probabilities",
+            )
+        shy = Sampling(max_new_tokens=12, presence_penalty=100.0)
+        (varied,) = served.generate([prompt], shy)
+        expect(
+            len(set(varied.token_ids)) == len(varied.token_ids),
+            observed=f"with presence_penalty=100 the answer is {list(varied.token_ids)}",
+            expected="no token twice",
+            cause="tokens of the answer are not counted, or counted for another slot",
+        )
+    return {"nucleus_tokens": float(nucleus), "min_p_tokens": float(likely)}
+
+
+CHECKS = (logprobs_are_the_models, draws_follow_the_model, filters)

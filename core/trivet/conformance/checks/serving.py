@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import shutil
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,14 +15,15 @@ import torch
 from trivet.capacity import Limits
 from trivet.conformance.bench import Bench, differing
 from trivet.conformance.check import Measured, broken, check, expect
-from trivet.conformance.served import Served
+from trivet.conformance.served import Served, said
 from trivet.conformance.tiny import TinyModel
 from trivet.conformance.twins import ModelWrapper, with_model
-from trivet.errors import RequestRejected, RuntimeDown
+from trivet.errors import RequestRejected, RuntimeDown, TrivetError
 from trivet.runtime.results import Completion
 from trivet.sampling.params import Sampling
 
 GREEDY = Sampling(max_new_tokens=10)
+THREAD_TIMEOUT_S = 20.0
 
 
 class InjectedFault(RuntimeError):
@@ -341,10 +347,6 @@ def close_releases(bench: Bench) -> None:
         )
 
 
-def _said(completions: list[Completion]) -> list[Any]:
-    return [(c.token_ids, c.logprobs, c.finish_reason) for c in completions]
-
-
 @check(
     "serving.deterministic/1",
     "protocol",
@@ -361,7 +363,7 @@ def deterministic(bench: Bench) -> None:
     runs = []
     for _ in range(2):
         with bench.serve() as served:
-            runs.append((_said(served.generate(prompts, sampling)), served.score(prompts[0] + prompts[1])))
+            runs.append((said(served.generate(prompts, sampling)), served.score(prompts[0] + prompts[1])))
     expect(
         runs[0][0] == runs[1][0] and torch.equal(runs[0][1], runs[1][1]),
         observed=f"tokens equal: {[a[0] == b[0] for a, b in zip(runs[0][0], runs[1][0], strict=True)]}, "
@@ -454,130 +456,156 @@ def dropped_row_leaves_others(bench: Bench) -> None:
 
 
 @check(
-    "serving.poison-is-not-read/1",
+    "serving.end-tokens/1",
     "protocol",
-    "Nothing of free pages, page tails, free slots or padding reaches a live row: with all of them NaN from the start, "
-    "every token and log-probability is the same.",
-    cause="memory that no live row owns is read",
+    "eos_token_id, one or a list, of generation_config.json or else of config.json, ends a request by 'stop', with the "
+    "end token as the last of its tokens; ignore_eos goes on.",
+    cause="end tokens are read or compared wrongly",
 )
-def poison_is_not_read(bench: Bench) -> None:
-    rng = bench.rng("poison")
-    prompts = [bench.tokens(rng, int(n)) for n in rng.integers(1, 40, 6)]
-    sampling = Sampling(max_new_tokens=8, logprobs=4)
-    runs = []
-    for poisoned in (False, True):
-        with bench.serve() as served:
-            if poisoned:
-                _poison(served)
-            runs.append(_said(served.generate(prompts, sampling)))
-    place = differing(runs[0], runs[1])
-    expect(
-        runs[0] == runs[1],
-        observed=f"with NaN in every page and slot that no request owns, request {place} of "
-        f"{len(prompts[min(place, 5)])} prompt tokens differs",
-        expected="the same tokens and log-probabilities, bit for bit",
-        cause="attention reads past a row's context (a page tail, a free or padding page), or a recurrent slot is used "
-        "before it is cleared",
-    )
-
-
-def _poison(served: Served) -> None:
-    engine = served.engine
-    buffers = [engine.cache.buffers]
-    if engine.state is not None:
-        buffers += [engine.state.slots, engine.state.snapshots]
-    for held in buffers:
-        for spec in held.layout.specs:
-            held[spec.name].fill_(float("nan"))
+def end_tokens(bench: Bench) -> None:
+    tiny = bench.tiny()
+    prompt = bench.tokens(bench.rng("end"), 8)
+    with bench.serve() as served:
+        (free,) = served.generate([prompt], GREEDY)
+    last = next((i for i, token in enumerate(free.token_ids) if i and token not in free.token_ids[:i]), 0)
+    end, other = free.token_ids[last], next(t for t in range(tiny.vocab_size) if t not in free.token_ids)
+    text = tiny.config.get("text_config")
+    for place, stated in (
+        ("config.json", end),
+        ("config.json", [other, end]),
+        ("generation_config.json", [end, other]),
+    ):
+        value: object = stated if place == "config.json" else other
+        config = {**tiny.config, "eos_token_id": value}
+        if isinstance(text, dict):
+            config["text_config"] = {**text, "eos_token_id": value}
+        ended = bench.variant("ended", config, tiny.tensors)
+        generation = ended.directory / "generation_config.json"
+        generation.unlink(missing_ok=True)
+        if place == "generation_config.json":
+            generation.write_text(json.dumps({"eos_token_id": stated}))
+        with bench.serve(ended) as served:
+            (stopped,) = served.generate([prompt], GREEDY)
+            (ignored,) = served.generate([prompt], Sampling(max_new_tokens=10, ignore_eos=True))
+        wanted = free.token_ids[: last + 1]
+        expect(
+            stopped.token_ids == wanted and stopped.finish_reason == "stop" and ignored.token_ids == free.token_ids,
+            observed=f"with eos_token_id {stated} in {place}: {list(stopped.token_ids)}, ended by "
+            f"{stopped.finish_reason!r}; with ignore_eos {list(ignored.token_ids)}",
+            expected=f"{list(wanted)} by 'stop'; with ignore_eos {list(free.token_ids)}",
+            cause="the end tokens are read from another place, one of a list is left out, or the end token is dropped "
+            "from the answer",
+        )
+    generation.unlink()
 
 
 @check(
-    "serving.writes-only-its-own/1",
+    "serving.refused-at-the-call/1",
     "protocol",
-    "A step writes the keys and values of its rows' new tokens, and the recurrent states of its rows' slots, and "
-    "nothing else: other pages and slots keep every bit.",
-    cause="a step writes where none of its rows lies",
+    "An empty prompt, token ids outside the vocabulary, text without a tokenizer and settings that make no sense are "
+    "refused at the call, and change nothing.",
+    cause="what a caller passes is used before it is checked",
 )
-def writes_only_its_own(bench: Bench) -> Measured:
-    rng = bench.rng("writes")
-    steps = 0
-    for tiny in bench.tinies:
-        with bench.serve(tiny, prefix_cache=False) as served:
-            engine = served.engine
-            page_size = engine.blueprint.capacity.limits.page_size
-            padding_page = engine.blueprint.ledger.kv_pages
-            requests = [served.submit(bench.tokens(rng, n, tiny), Sampling(max_new_tokens=6)) for n in (9, 3, 17, 30)]
-            requests[0].cancel()  # so that the first slot is free while others are live
-            while not all(request.done for request in requests):
-                before = _held(served)
-                running = {id(r): (r, r.computed_tokens) for r in engine.scheduler.running}
-                served.step()
-                rows = [(r, running[id(r)][1]) for r in engine.scheduler.running if id(r) in running]
-                ended = len(rows) < len(running) or any(r.cached_tokens for r, _ in rows)
-                fresh = [r for r in engine.scheduler.running if id(r) not in running]
-                if ended:
-                    continue  # what ended rows wrote can no longer be told
-                rows += [(r, 0) for r in fresh]
-                _require_own(_held(served), before, rows, page_size, padding_page, tiny.name)
-                steps += 1
-    return {"steps": float(steps)}
-
-
-def _held(served: Served) -> dict[str, torch.Tensor]:
-    """Copies of every page and slot."""
-    engine = served.engine
-    held = {}
-    geometry = engine.blueprint.geometry
-    for layer in geometry.attention_layers:
-        for kind, tensor in zip(("keys", "values"), engine.cache.layer(layer), strict=True):
-            held[f"{kind} {layer}"] = tensor.clone()
-    if engine.state is not None:
-        for layer in geometry.recurrent_layers:
-            held[f"recurrent state {layer}"] = engine.state.recurrent(layer).clone()
-            held[f"convolution tail {layer}"] = engine.state.tail(layer).clone()
-    return held
-
-
-def _require_own(
-    after: dict[str, torch.Tensor],
-    before: dict[str, torch.Tensor],
-    rows: list[tuple[Any, int]],
-    page_size: int,
-    padding_page: int,
-    config: str,
-) -> None:
-    entries = {
-        (request.pages[position // page_size], position % page_size)
-        for request, first in rows
-        for position in range(first, request.computed_tokens)
-    }
-    moved = [(request, first) for request, first in rows if request.computed_tokens > first]
-    slots = {request.slot for request, _ in moved}
-    for name, tensor in after.items():
-        same = (tensor == before[name]) | (tensor.isnan() & before[name].isnan())
-        if name.startswith(("keys", "values")):
-            changed = {(int(p), int(o)) for p, o in (~same.flatten(2).all(-1)).nonzero().tolist()}
-            strange = {place for place in changed - entries if place[0] != padding_page}
-            lost = entries - changed
-            expect(
-                not strange and not lost,
-                observed=f"config {config!r}, {name}: entries (page, offset) {sorted(strange)[:4]} were written though "
-                f"no row computed them, and {sorted(lost)[:4]} were not though one did",
-                expected=f"exactly the {len(entries)} entries of the step's new tokens",
-                cause="a token's cache slot is computed from the wrong page, offset or row, or padding writes into a "
-                "page of the pool",
+def refused_at_the_call(bench: Bench) -> Measured:
+    vocabulary = bench.tiny().vocab_size
+    refused = 0
+    with bench.serve() as served:
+        before = served.stats
+        asks: dict[str, Callable[[], object]] = {
+            "an empty prompt": lambda: served.submit([], GREEDY),
+            "a token id of the vocabulary's size": lambda: served.submit([1, vocabulary], GREEDY),
+            "a negative token id": lambda: served.submit([-1], GREEDY),
+            "text without a tokenizer": lambda: served.runtime.submit("text", GREEDY),
+            "no new tokens": lambda: served.submit([1], Sampling(max_new_tokens=0)),
+            "a negative temperature": lambda: served.submit([1], Sampling(temperature=-1.0)),
+            "a temperature that is no number": lambda: served.submit([1], Sampling(temperature=float("nan"))),
+            "top_p of 0": lambda: served.submit([1], Sampling(top_p=0.0)),
+            "a score of nothing": lambda: served.runtime.score([]),
+        }
+        for what, ask in asks.items():
+            try:
+                ask()
+            except TrivetError:
+                refused += 1
+                continue
+            except Exception as error:
+                broken(
+                    observed=f"{what}: {type(error).__name__}: {error}",
+                    expected="RequestRejected",
+                    cause="the value reaches something that does not expect it",
+                )
+            broken(
+                observed=f"{what} was accepted",
+                expected="RequestRejected at the call",
+                cause="it is not checked, and would fail a step or read outside the embedding",
             )
-        else:
-            last = tensor.shape[0] - 1
-            written = set((~same.flatten(1).all(-1)).nonzero().flatten().tolist())
+        expect(
+            served.stats == before,
+            observed=f"counters after refused calls: {served.stats}",
+            expected=f"{before}",
+            cause="a request is entered before it is checked",
+        )
+    return {"refused": float(refused)}
+
+
+@check(
+    "serving.text/1",
+    "protocol",
+    "Streamed texts joined are the completion's text, which holds no stop string; a stop string ends the request by "
+    "'stop'.",
+    cause="text is withheld or released wrongly",
+)
+def text(bench: Bench) -> None:
+    tiny = bench.tiny()
+    shipped = Path(str(resources.files("trivet"))) / "models" / "tiny-qwen3" / "tokenizer.json"
+    written = bench.variant("text", tiny.config, tiny.tensors)
+    shutil.copy(shipped, written.directory)
+    prompt = bench.tokens(bench.rng("text"), 5)
+    sampling = Sampling(max_new_tokens=24)
+    with bench.serve(written) as served:
+        (whole,) = served.generate([prompt], sampling)
+        served.allow(200)
+        joined = "".join(token.text for token in served.runtime.stream(prompt, sampling))
+        expect(
+            joined == whole.text and len(whole.text) > 4,
+            observed=f"streamed {joined!r}",
+            expected=f"{whole.text!r}",
+            cause="a piece of text is lost, repeated or not released with the last token",
+        )
+        stop = whole.text[len(whole.text) // 2 :][:2]
+        stopped, *_ = served.generate([prompt], Sampling(max_new_tokens=24, stop=(stop,)))
+        before = whole.text[: whole.text.index(stop)]
+        expect(
+            stopped.text == before and stopped.finish_reason == "stop",
+            observed=f"with stop string {stop!r}: {stopped.text!r}, ended by {stopped.finish_reason!r}",
+            expected=f"{before!r}, ended by 'stop'",
+            cause="a stop string is not found where it spans tokens, or stays in the text",
+        )
+
+
+@check(
+    "serving.own-thread/1",
+    "protocol",
+    "A runtime that steps on its own thread answers callers on others: their tokens are those of a runtime that is "
+    "driven by hand.",
+    cause="the thread dies, sleeps through a request or lets two steps overlap",
+)
+def own_thread(bench: Bench) -> None:
+    rng = bench.rng("thread")
+    prompts = [bench.tokens(rng, int(n)) for n in rng.integers(1, 20, 6)]
+    alone = _alone(bench, prompts)
+    with bench.serve(autostart=True) as served:
+        served.allow(2000)
+        requests = [served.submit(prompt, GREEDY) for prompt in prompts]
+        for request, expected in zip(requests, alone, strict=True):
             expect(
-                written - {last} <= slots and (slots <= written or not tensor[0].numel()),
-                observed=f"config {config!r}, {name}: slots {sorted(written)} were written in a step of rows with "
-                f"slots {sorted(slots)}",
-                expected="the slots of the step's rows, each of them",
-                cause="states are written by row instead of by slot, dropped after the step, or padding rows write "
-                "into a live slot",
+                request.wait(THREAD_TIMEOUT_S),
+                observed=f"a request was not done after {THREAD_TIMEOUT_S:g} s, counters {served.stats}",
+                expected="an answer",
+                cause="the runtime's thread is not woken by a submission, or has died",
             )
+            _same_tokens(request.completion, expected, "served by the runtime's thread", "steps overlap")
+        served.require_idle("requests that the runtime's thread served")
 
 
 CHECKS = (
@@ -589,7 +617,9 @@ CHECKS = (
     deterministic,
     decode_allocates_nothing,
     stream_is_generate,
+    end_tokens,
+    refused_at_the_call,
+    text,
+    own_thread,
     dropped_row_leaves_others,
-    poison_is_not_read,
-    writes_only_its_own,
 )

@@ -41,6 +41,32 @@ def starts_clear(bench: Bench) -> None:
             )
 
 
+@check(
+    "state.kept-in-float32/1",
+    "protocol",
+    "Recurrent states are float32 whatever the model is served in, in slots and in snapshots; convolution tails are in "
+    "the served dtype. A state in less forgets.",
+    recurrent=True,
+    cause="the states' layout takes another dtype",
+)
+def kept_in_float32(bench: Bench) -> None:
+    with bench.serve(dtype="bfloat16") as served:
+        state = served.engine.state
+        assert state is not None
+        found = {
+            (spec.name.partition(".")[0], str(held[spec.name].dtype).removeprefix("torch."))
+            for held in (state.slots, state.snapshots)
+            for spec in held.layout.specs
+        }
+    expected = {("recurrent", "float32"), ("tail", "bfloat16")}
+    expect(
+        found == expected,
+        observed=f"served in bfloat16, the states are {sorted(found)}",
+        expected=f"{sorted(expected)}",
+        cause="recurrent states are laid out in the served dtype, and lose what they carry to rounding",
+    )
+
+
 def _fill_slots(served: Served, value: float) -> None:
     state = served.engine.state
     assert state is not None
@@ -174,4 +200,4 @@ def _snapshots(served: Served, ids: list[int]) -> dict[str, torch.Tensor]:
     return held
 
 
-CHECKS = (starts_clear, carried_between_steps, snapshots_are_isolated)
+CHECKS = (starts_clear, kept_in_float32, carried_between_steps, snapshots_are_isolated)

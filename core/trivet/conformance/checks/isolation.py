@@ -1,0 +1,146 @@
+"""Memory: a row reads and writes its own pages and its own slot, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from trivet.conformance.bench import Bench, differing
+from trivet.conformance.check import Measured, check, expect
+from trivet.conformance.served import Served, said
+from trivet.sampling.params import Sampling
+
+
+@check(
+    "isolation.poison-is-not-read/1",
+    "protocol",
+    "Nothing of free pages, page tails, free slots or padding reaches a live row: with all of them NaN from the start, "
+    "every token and log-probability is the same.",
+    cause="memory that no live row owns is read",
+)
+def poison_is_not_read(bench: Bench) -> None:
+    rng = bench.rng("poison")
+    prompts = [bench.tokens(rng, int(n)) for n in rng.integers(1, 40, 6)]
+    sampling = Sampling(max_new_tokens=8, logprobs=4)
+    runs = []
+    for poisoned in (False, True):
+        with bench.serve() as served:
+            if poisoned:
+                _poison(served)
+            requests = [served.submit(prompt, sampling) for prompt in prompts]
+            served.finish(requests)
+            runs.append(said([request.completion for request in requests]))
+    place = min(differing(runs[0], runs[1]), len(prompts) - 1)
+    expect(
+        runs[0] == runs[1],
+        observed=f"with NaN in every page and slot that no request owns, the request of {len(prompts[place])} prompt "
+        f"tokens says {runs[1][place][0]} and ends by {runs[1][place][2]!r}",
+        expected=f"{runs[0][place][0]}, and the same log-probabilities bit for bit",
+        cause="attention reads past a row's context (a page tail, a free or padding page), or a recurrent slot is used "
+        "before it is cleared",
+    )
+
+
+def _poison(served: Served) -> None:
+    engine = served.engine
+    buffers = [engine.cache.buffers]
+    if engine.state is not None:
+        buffers += [engine.state.slots, engine.state.snapshots]
+    for held in buffers:
+        for spec in held.layout.specs:
+            held[spec.name].fill_(float("nan"))
+
+
+@check(
+    "isolation.writes-only-its-own/1",
+    "protocol",
+    "A step writes the keys and values of its rows' new tokens, and the recurrent states of its rows' slots, and "
+    "nothing else: other pages and slots keep every bit.",
+    cause="a step writes where none of its rows lies",
+)
+def writes_only_its_own(bench: Bench) -> Measured:
+    rng = bench.rng("writes")
+    steps = 0
+    for tiny in bench.tinies:
+        with bench.serve(tiny, prefix_cache=False) as served:
+            engine = served.engine
+            page_size = engine.blueprint.capacity.limits.page_size
+            padding_page = engine.blueprint.ledger.kv_pages
+            for spec in engine.cache.buffers.layout.specs:
+                engine.cache.buffers[spec.name].fill_(7.0)  # a runtime before may have left the very same numbers
+            requests = [served.submit(bench.tokens(rng, n, tiny), Sampling(max_new_tokens=6)) for n in (9, 3, 17, 30)]
+            requests[0].cancel()  # so that the first slot is free while others are live
+            while not all(request.done for request in requests):
+                before = _held(served)
+                running = {id(r): (r, r.computed_tokens) for r in engine.scheduler.running}
+                served.step()
+                rows = [(r, running[id(r)][1]) for r in engine.scheduler.running if id(r) in running]
+                ended = len(rows) < len(running) or any(r.cached_tokens for r, _ in rows)
+                fresh = [r for r in engine.scheduler.running if id(r) not in running]
+                if ended:
+                    continue  # what ended rows wrote can no longer be told
+                rows += [(r, 0) for r in fresh]
+                _require_own(_held(served), before, rows, page_size, padding_page, tiny.name)
+                steps += 1
+    return {"steps": float(steps)}
+
+
+def _held(served: Served) -> dict[str, torch.Tensor]:
+    """Copies of every page and slot."""
+    engine = served.engine
+    held = {}
+    geometry = engine.blueprint.geometry
+    for layer in geometry.attention_layers:
+        for kind, tensor in zip(("keys", "values"), engine.cache.layer(layer), strict=True):
+            held[f"{kind} {layer}"] = tensor.clone()
+    if engine.state is not None:
+        for layer in geometry.recurrent_layers:
+            held[f"recurrent state {layer}"] = engine.state.recurrent(layer).clone()
+            held[f"convolution tail {layer}"] = engine.state.tail(layer).clone()
+    return held
+
+
+def _require_own(
+    after: dict[str, torch.Tensor],
+    before: dict[str, torch.Tensor],
+    rows: list[tuple[Any, int]],
+    page_size: int,
+    padding_page: int,
+    config: str,
+) -> None:
+    entries = {
+        (request.pages[position // page_size], position % page_size)
+        for request, first in rows
+        for position in range(first, request.computed_tokens)
+    }
+    moved = [(request, first) for request, first in rows if request.computed_tokens > first]
+    slots = {request.slot for request, _ in moved}
+    for name, tensor in after.items():
+        same = (tensor == before[name]) | (tensor.isnan() & before[name].isnan())
+        if name.startswith(("keys", "values")):
+            changed = {(int(p), int(o)) for p, o in (~same.flatten(2).all(-1)).nonzero().tolist()}
+            strange = {place for place in changed - entries if place[0] != padding_page}
+            lost = entries - changed
+            expect(
+                not strange and not lost,
+                observed=f"config {config!r}, {name}: entries (page, offset) {sorted(strange)[:4]} were written though "
+                f"no row computed them, and {sorted(lost)[:4]} were not though one did",
+                expected=f"exactly the {len(entries)} entries of the step's new tokens",
+                cause="a token's cache slot is computed from the wrong page, offset or row, or padding writes into a "
+                "page of the pool",
+            )
+        else:
+            last = tensor.shape[0] - 1
+            written = set((~same.flatten(1).all(-1)).nonzero().flatten().tolist())
+            expect(
+                written - {last} <= slots and (slots <= written or not tensor[0].numel()),
+                observed=f"config {config!r}, {name}: slots {sorted(written)} were written in a step of rows with "
+                f"slots {sorted(slots)}",
+                expected="the slots of the step's rows, each of them",
+                cause="states are written by row instead of by slot, dropped after the step, or padding rows write "
+                "into a live slot",
+            )
+
+
+CHECKS = (poison_is_not_read, writes_only_its_own)

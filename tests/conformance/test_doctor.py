@@ -1,0 +1,111 @@
+"""`trivet doctor` says of every plugin whether it is sound, and what to do; it exits with 1 if one is wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.distributions import FAMILIES, importable, install, working_family
+
+from trivet.cli.main import main
+
+V1 = {FAMILIES: {"x": "xs:plugin"}}
+MISSPELT = (
+    "from trivet.plugin import hookimpl\n"
+    "class P:\n    @hookimpl\n    def trivet_model_familes(self): return []\nplugin = P()\n"
+)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.delenv("TRIVET_PLUGINS", raising=False)
+    with importable(tmp_path):
+        yield tmp_path
+
+
+def doctor(capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
+    code = main(["doctor", "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def named(report: dict[str, Any], name: str) -> dict[str, Any]:
+    (plugin,) = (plugin for plugin in report["plugins"] if plugin["name"] == name)
+    return dict(plugin)
+
+
+def test_sound_plugins_are_ready_with_their_families(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    install(site, "toys", {FAMILIES: {"toy": "toys:plugin"}}, {"toys": working_family("toy")})
+    code, report = doctor(capsys)
+    assert code == 0 and report["ok"]
+    toy = named(report, "toy")
+    assert (toy["status"], toy["api"], toy["distribution"], toy["version"]) == ("ready", 1, "toys", "1.0")
+    assert [(family["name"], family["model_types"]) for family in toy["families"]] == [("toy", ["toy"])]
+    assert named(report, "qwen3")["families"][0]["capabilities"]["prefix_cache"] is True
+
+
+@pytest.mark.parametrize(
+    ("groups", "source", "status", "phase", "says", "remedy"),
+    [
+        (V1, "import no_such_kernels\n", "failed", "import", "no_such", "pip install no_such"),
+        (V1, "raise OSError('worn out')\n", "failed", "import", "worn out", "pip uninstall xs"),
+        (V1, MISSPELT, "failed", "registration", "trivet_model_families", "pip uninstall xs"),
+        ({FAMILIES: {"x": "not a target"}}, "", "failed", "metadata", "module:attribute", "pip uninstall xs"),
+        ({"trivet.plugins.v7": {"x": "xs:plugin"}}, "raise SystemExit\n", "incompatible", None, "v7", "--upgrade xs"),
+        ({"trivet.plugin": {"x": "xs:plugin"}}, "raise SystemExit\n", "incompatible", None, FAMILIES, "--upgrade xs"),
+    ],
+    ids=["missing module", "raises", "misspelt hook", "bad target", "other version", "misspelt group"],
+)
+def test_a_wrong_plugin_is_told_with_phase_error_and_remedy(
+    groups: dict[str, dict[str, str]],
+    source: str,
+    status: str,
+    phase: str | None,
+    says: str,
+    remedy: str,
+    site: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    install(site, "xs", groups, {"xs": source})
+    code, report = doctor(capsys)
+    plugin = named(report, "x")
+    assert code == 1 and not report["ok"]
+    assert (plugin["status"], plugin["phase"]) == (status, phase)
+    assert says in plugin["error"] and remedy in plugin["remedy"] and "\n" not in plugin["error"]
+    assert named(report, "qwen3")["status"] == "ready"
+    assert main(["doctor"]) == 1
+    said = capsys.readouterr().out
+    assert "remedy: " in said and said.splitlines()[-1].startswith("1 of ")
+
+
+def test_what_is_blocked_is_not_wrong_and_not_imported(
+    site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(site, "xs", {FAMILIES: {"x": "xs:plugin"}}, {"xs": "raise AssertionError('imported')"})
+    monkeypatch.setenv("TRIVET_PLUGINS", "-x,-nobody")
+    code, report = doctor(capsys)
+    assert code == 0 and named(report, "x")["status"] == "blocked"
+    assert "TRIVET_PLUGINS" in named(report, "x")["remedy"]
+    assert report["notes"] == ["TRIVET_PLUGINS names 'nobody', but no plugin is called that"]
+
+
+def test_a_missing_optional_part_is_a_note_that_says_what_it_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    code, report = doctor(capsys)
+    parts = {part["name"]: part for part in report["environment"]}
+    assert code == 0
+    assert {"Python", "torch", "CUDA", "FlashInfer", "fla", "compiler for JIT"} <= parts.keys()
+    assert parts["torch"]["found"]
+    assert all(part["found"] or part["note"] for part in parts.values())
+
+
+def test_no_plugin_for_another_api_version_is_imported(site: Path) -> None:
+    install(site, "xs", {"trivet.plugins.v2": {"x": "xs_next:plugin"}}, {"xs_next": "raise AssertionError"})
+    script = (
+        "import sys\nsys.path.insert(0, sys.argv[1])\nfrom trivet.cli import main\n"
+        "code = main(['doctor'])\nassert 'xs_next' not in sys.modules\nsys.exit(10 + code)"
+    )
+    assert subprocess.run([sys.executable, "-c", script, str(site)], check=False, timeout=120).returncode == 11
