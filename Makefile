@@ -21,7 +21,7 @@ TAG := $(call TAG_OF,$(PYTHON))
 endif
 INSTALLED := $(VENV)/.installed-$(TAG)
 
-.PHONY: demo test lint clean venv
+.PHONY: demo test lint mutants clean venv
 
 demo: $(INSTALLED)
 	$(BIN)/trivet generate --stats "Once upon a time"
@@ -35,6 +35,11 @@ lint: $(INSTALLED)-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Another folder's patches instead of the project's own: MUTANTS=DIR.
+MUTANTS ?= tests/mutants/patches
+mutants: $(INSTALLED)
+	@$(BIN)/python -m tests.mutants.run $(MUTANTS) --workers $(TEST_WORKERS)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

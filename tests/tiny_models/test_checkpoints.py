@@ -91,9 +91,10 @@ def test_any_text_encodes_and_comes_back(text: str) -> None:
 @given(number=st.integers(10**6, 10**7))
 @settings(max_examples=20, deadline=None)
 def test_common_words_are_single_tokens(number: int) -> None:
-    words = re.findall(r" [a-z]+", corpus.document(corpus.SEED, corpus.HELD_OUT, number).text)
+    texts = [corpus.document(corpus.SEED, corpus.HELD_OUT, number + offset).text for offset in range(20)]
+    words = re.findall(r" [a-z]+", " ".join(texts))
     single = sum(len(TOKENIZER.encode(word).ids) == 1 for word in words)
-    assert single >= 0.8 * len(words)
+    assert single >= 0.9 * len(words)
 
 
 @pytest.mark.parametrize("model", MODEL_NAMES)
