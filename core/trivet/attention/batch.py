@@ -41,6 +41,13 @@ class StepBatch:
     query_heads: int
     kv_heads: int
 
+    def __attrs_post_init__(self) -> None:
+        if len(self.query_lengths) != len(self.kv_lengths):
+            raise ConfigError(
+                f"step batch: {len(self.query_lengths)} query lengths and {len(self.kv_lengths)} KV lengths, expected "
+                "one of each for every row"
+            )
+
     @property
     def rows(self) -> int:
         """Rows of the step."""

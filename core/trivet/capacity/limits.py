@@ -6,6 +6,10 @@ from trivet.checked import INT32_MAX, ceil_div
 from trivet.errors import CapacityExceeded, ConfigError
 
 
+MOST_CONTEXT_TOKENS = 2**24
+"""Rotary angles are products of float32 positions, and float32 counts exactly up to here."""
+
+
 @frozen
 class Limits:
     """How much may be asked of a runtime at once.
@@ -19,7 +23,8 @@ class Limits:
 
     Raises:
         ConfigError: a limit is not an integer of at least 1.
-        CapacityExceeded: a limit does not fit the int32 that kernels take.
+        CapacityExceeded: a limit does not fit the int32 that kernels take, or the context is longer than positions
+            can be told apart.
     """
 
     max_requests: int = 8
@@ -34,6 +39,9 @@ class Limits:
                 raise ConfigError(f"limits: {name} is {value!r}, expected an integer of at least 1")
             if value > INT32_MAX:
                 raise CapacityExceeded(name, value, INT32_MAX, "kernels take this count as int32: lower this limit")
+        if self.max_context > MOST_CONTEXT_TOKENS:
+            advice = "rotary positions are float32, which counts exactly up to there: lower this limit"
+            raise CapacityExceeded("max_context", self.max_context, MOST_CONTEXT_TOKENS, advice)
 
     @property
     def pages_per_request(self) -> int:

@@ -49,7 +49,7 @@ def read_geometry(document: ConfigDocument) -> Qwen3Geometry:
         intermediate_size=document.integer("intermediate_size"),
         vocab_size=document.integer("vocab_size"),
         layers=(attention,) * document.integer("num_hidden_layers", maximum=MOST_LAYERS),
-        norm_eps=document.number("rms_norm_eps", 1e-6),
+        norm_eps=document.number("rms_norm_eps", 1e-6, minimum=0.0, maximum=1.0),
         max_positions=document.integer("max_position_embeddings", 32768),
         tied_embeddings=tied_embeddings(document),
         dtype=read_dtype(document),

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     Int32Array = NDArray[np.int32]
     HostArrays = dict[str, Int32Array]
 
-BLOCK_ELEMENTS = 2**14
-"""Elements of keys whose gathering and attending costs what a block costs beside them: about 15 microseconds on a CPU."""
+BLOCK_ELEMENTS = 2**15
+"""Elements of keys that a block must save from being padded to be worth its operations."""
 
 
 @frozen(eq=False)
