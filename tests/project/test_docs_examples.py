@@ -32,4 +32,5 @@ def test_the_pages_that_promise_examples_have_some() -> None:
 def test_no_python_block_is_fenced_so_that_it_is_missed() -> None:
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
-        assert len(BLOCK.findall(text)) == len(re.findall(r"^\s*[`~]{3,}[ \t]*(?:python|py)\b", text, re.MULTILINE)), page
+        fences = re.findall(r"^\s*[`~]{3,}[ \t]*(?:python|py)\b", text, re.MULTILINE)
+        assert len(BLOCK.findall(text)) == len(fences), page

@@ -46,7 +46,7 @@ def test_an_id_in_the_local_cache_is_served_without_the_network(hub_cache: Path)
 
 
 def test_an_id_that_is_nowhere_says_so(hub_cache: Path) -> None:
-    with pytest.raises(trivet.ConfigError, match="Somebody/Else.*could not be downloaded"):
+    with pytest.raises(trivet.ConfigError, match=r"Somebody/Else.*could not be downloaded"):
         locate_checkpoint("Somebody/Else")
 
 
@@ -63,9 +63,7 @@ def test_a_directory_of_that_name_comes_before_the_hub(hub_cache: Path) -> None:
 
 
 @pytest.mark.parametrize("name", EMBEDDED)
-def test_a_shipped_name_is_not_shadowed_by_a_folder(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shipped_name_is_not_shadowed_by_a_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path(name).mkdir()
     assert (locate_checkpoint(name) / "config.json").is_file()

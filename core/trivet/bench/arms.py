@@ -87,9 +87,7 @@ class FreshPlan(OwnedPlan):
     """
 
     def __init__(self, path: DecodePath, capacity: PlanCapacity, device: torch.device, meter: AllocationMeter) -> None:
-        self._make: Callable[[], PlanOwner] = lambda: path.bind(
-            capacity, path.layout(capacity).allocate(device, meter)
-        )
+        self._make: Callable[[], PlanOwner] = lambda: path.bind(capacity, path.layout(capacity).allocate(device, meter))
         super().__init__(self._make())
         self.freed = 0
 

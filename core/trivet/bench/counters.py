@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx")
 GRAPH_LAUNCHES = ("cudaGraphLaunch",)
+COPIES = ("Memcpy", "Memset")
 
 
 @frozen
@@ -60,7 +61,6 @@ class Counter:
 
     def _count_cuda(self, step: Callable[[], object], steps: int) -> StepCounts:
         import torch
-        from torch.autograd import DeviceType
         from torch.profiler import ProfilerActivity, profile
 
         before = torch.cuda.memory_stats(self._device)
@@ -76,12 +76,12 @@ class Counter:
                 step()
             torch.cuda.synchronize(self._device)
         events = list(trace.events() or ())
-        on_device = [e for e in events if e.device_type is DeviceType.CUDA and not e.name.startswith(("Memcpy", "Memset"))]
+        kernels = sum(event.device_type.name == "CUDA" and not event.name.startswith(COPIES) for event in events)
         return StepCounts(
             steps,
             allocated,
             freed,
-            kernels=len(on_device) / steps,
+            kernels=kernels / steps,
             launches=sum(event.name in LAUNCHES for event in events) / steps,
             graph_launches=sum(event.name in GRAPH_LAUNCHES for event in events) / steps,
         )

@@ -13,17 +13,15 @@ from attrs import asdict, frozen
 from trivet.bench.arms import Arm, ArmName, FreshPlan
 from trivet.bench.counters import Counter, StepCounts
 from trivet.bench.figures import Figures, rounded, table
+from trivet.bench.loading import with_limits
 from trivet.bench.prompts import drawn_prompts
 from trivet.bench.stepping import Segment, decoding, room_tokens, timed_decode
-from trivet.capacity import Limits
 
 if TYPE_CHECKING:
     from trivet.runtime.runtime import Runtime
 
 COUNTED_STEPS = 20
 """Steps over which allocations and launches are counted, apart from those that are timed."""
-PAGE_SIZE = 16
-CPU_STEP_TOKENS = 512
 
 Report = Callable[[str], None]
 
@@ -40,7 +38,7 @@ class DecodeSettings:
         pairs: segments of each arm; arms take turns.
         arms: what is compared; one of them is timed alone.
         seed: of the prompts.
-        load: further arguments of `Runtime.load`.
+        load: further arguments of `Runtime.load`; limits as a mapping of those that were asked for.
     """
 
     model: str
@@ -61,21 +59,15 @@ def bench_decode(settings: DecodeSettings, report: Report) -> dict[str, Any]:
     """
     from trivet.runtime.runtime import Runtime
 
-    load = dict(settings.load)
+    context = room_tokens(settings.context, max(settings.iterations, COUNTED_STEPS * 2))
+    load = with_limits(settings.load, max(settings.batches), context)
     if len(settings.arms) > 1:
         load["cuda_graphs"] = False  # a captured step replays the plan that it was captured with
-    load.setdefault("limits", _limits(settings))
     results: dict[str, Any] = {"batches": []}
     with Runtime.load(settings.model, autostart=False, **load) as runtime:
         for batch in settings.batches:
             results["batches"].append(_measure(runtime, settings, batch, report))
     return results
-
-
-def _limits(settings: DecodeSettings) -> Limits:
-    batch = max(settings.batches)
-    context = room_tokens(settings.context, max(settings.iterations, COUNTED_STEPS * 2))
-    return Limits(batch, max(CPU_STEP_TOKENS, batch), context, PAGE_SIZE)
 
 
 def _measure(runtime: Runtime, settings: DecodeSettings, batch: int, report: Report) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import random
 import statistics
 import tempfile
 import time
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,14 +64,14 @@ def bench_host(settings: HostSettings, report: Report) -> dict[str, Any]:
     for requests in settings.requests:
         for cached_pages in settings.cached_pages:
             steps.append(_steps(settings, requests, cached_pages))
-    header = ("requests", "cached pages", "step p50", "step p99", "CPU p50", "sampler p50", "own p50", "own us/request")
+    header = ("requests", "cached pages", "step p50", "CPU p50", "CPU p99", "sampler p50", "own p50", "own us/request")
     rows = [
         (
             entry["requests"],
             entry["cached_pages"],
             entry["wall"]["p50"],
-            entry["wall"]["p99"],
             entry["cpu"]["p50"],
+            entry["cpu"]["p99"],
             entry["sampler"]["p50"],
             entry["own_ms"],
             entry["own_ms"] / entry["requests"] * 1e3,
@@ -79,9 +80,10 @@ def bench_host(settings: HostSettings, report: Report) -> dict[str, Any]:
     ]
     report(f"a step with a model that computes nothing, milliseconds; own: step less sampler\n{table(header, rows)}")
     lookups = [_lookups(settings, cached_pages) for cached_pages in settings.cached_pages]
-    lookup_rows = [(entry["cached_pages"], entry["matched_pages"], entry["p50_us"]) for entry in lookups]
-    header = ("cached pages", "matched pages", "lookup us")
-    report(f"looking up a prompt of {PROMPT_TOKENS} tokens in the prefix cache\n{table(header, lookup_rows)}")
+    columns = ("cached_pages", "matched_pages", "p50_us", "again_p50_us")
+    lookup_rows = [[entry[column] for column in columns] for entry in lookups]
+    lookup_header = ("cached pages", "matched pages", "lookup us", "looked up before us")
+    report(f"looking up a prompt of {PROMPT_TOKENS} tokens in the prefix cache\n{table(lookup_header, lookup_rows)}")
     return {"steps": steps, "lookups": lookups}
 
 
@@ -196,8 +198,6 @@ def _sampler_ms(runtime: Runtime, rows: int, repeats: int) -> list[float]:
 
 def _lookups(settings: HostSettings, cached_pages: int) -> dict[str, Any]:
     """Time of one lookup of a prompt whose every page is cached, in a cache of `cached_pages` pages."""
-    from array import array
-
     rng = random.Random(settings.seed)
     page_size = settings.page_size
     pool = PagePool(cached_pages)
@@ -215,18 +215,21 @@ def _lookups(settings: HostSettings, cached_pages: int) -> dict[str, Any]:
         cache.unpin(node)
         chains.append(digests)
     times_us: list[float] = []
+    again_us: list[float] = []
     matched = 0
     for _ in range(LOOKUP_REPEATS):
         digests = rng.choice(chains)
-        started = time.perf_counter()
-        match = cache.match(digests)
-        times_us.append((time.perf_counter() - started) * 1e6)
+        # The second look finds the chain in the processor's cache, however large the prefix cache is.
+        for into in (times_us, again_us):
+            started = time.perf_counter()
+            match = cache.match(digests)
+            into.append((time.perf_counter() - started) * 1e6)
         matched = max(matched, len(match.pages))
     return {
         "cached_pages": cached_pages,
         "matched_pages": matched,
         "p50_us": statistics.median(times_us),
+        "again_p50_us": statistics.median(again_us),
         "us": rounded(times_us),
+        "again_us": rounded(again_us),
     }
-
-

@@ -22,10 +22,14 @@ class Lengths:
         try:
             least, most = int(first), int(last if dash else first)
         except ValueError:
-            raise ValueError(f"{text!r} is no length in tokens: expected one as in 64, or a range as in 16-96") from None
+            expected = "expected one as in 64, or a range as in 16-96"
+            raise ValueError(f"{text!r} is no length in tokens: {expected}") from None
         if not 1 <= least <= most:
             raise ValueError(f"{text!r} is no length in tokens: expected at least 1, and a range in ascending order")
         return cls(least, most)
+
+    def __str__(self) -> str:
+        return str(self.most) if self.least == self.most else f"{self.least}-{self.most}"
 
     def draw(self, rng: np.random.Generator, count: int) -> list[int]:
         """`count` lengths."""

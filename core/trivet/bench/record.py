@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import platform
@@ -73,20 +74,33 @@ class Record:
         """
         stamp = self.started.replace("-", "").replace(":", "").partition("+")[0]
         text = json.dumps(asdict(self), indent=None, separators=(",", ":")) + "\n"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            for number in range(1, 1000):
-                suffix = f"-{number}" if number > 1 else ""
-                path = folder / f"{self.benchmark}-{stamp}Z{suffix}.json"
-                try:
-                    with path.open("x", encoding="utf-8") as file:
-                        file.write(text)
-                except FileExistsError:
-                    continue
-                return path
-        except OSError as error:
-            raise ConfigError(f"--out {folder}: cannot write the record there: {error.strerror or error}") from error
-        raise ConfigError(f"--out {folder}: it holds a thousand records of this second; name another folder")
+        make_folder(folder)
+        for number in itertools.count(1):
+            suffix = f"-{number}" if number > 1 else ""
+            path = folder / f"{self.benchmark}-{stamp}Z{suffix}.json"
+            try:
+                with path.open("x", encoding="utf-8") as file:
+                    file.write(text)
+            except FileExistsError:
+                continue
+            except OSError as error:
+                raise _unwritable(folder, error) from error
+            return path
+        raise AssertionError("numbers do not end")
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder that records go to; `ConfigError` if that cannot be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+
+
+def _unwritable(folder: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"--out {folder}: a record cannot be written there: {error.strerror or error}; name another folder"
+    )
 
 
 def now() -> datetime:

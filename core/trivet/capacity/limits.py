@@ -5,7 +5,6 @@ from attrs import frozen
 from trivet.checked import INT32_MAX, ceil_div
 from trivet.errors import CapacityExceeded, ConfigError
 
-
 MOST_CONTEXT_TOKENS = 2**24
 """Rotary angles are products of float32 positions, and float32 counts exactly up to here."""
 

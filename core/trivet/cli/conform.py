@@ -6,6 +6,8 @@ import json
 import logging
 import shlex
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,12 +63,10 @@ def conform(
     unknown = [id for id in ids if id not in {check.id for check in CHECKS}]
     if unknown:
         raise click.UsageError(f"no check is called {unknown[0]!r}; the ids end with a version, as in {CHECKS[0].id!r}")
-    # The checks raise in the middle of steps on purpose; what the runtime says of it is not the author's concern.
-    logging.getLogger("trivet").setLevel(logging.CRITICAL + 1)
     asked = Asked(model_type, tuple(tier for tier in TIERS if tier in tiers) or None, model, seed)
     started = time.perf_counter()
     outcomes: list[Outcome] = []
-    with Kit(asked) as kit:
+    with _quiet(), Kit(asked) as kit:
         for check in kit.manifest():
             if ids and check.id not in ids:
                 continue
@@ -87,6 +87,18 @@ def conform(
     for line in closing_lines(record):
         click.echo(line)
     return 0 if record["passed"] else 1
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The checks raise in the middle of steps on purpose; what the runtime says of it is not the author's concern."""
+    logger = logging.getLogger("trivet")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _line(outcome: Outcome) -> str:

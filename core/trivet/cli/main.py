@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import click
 
 from trivet import __version__
+from trivet.cli.bench import bench
 from trivet.cli.conform import conform
 from trivet.cli.debug import Debug, debug_option
 from trivet.cli.doctor import doctor
@@ -26,7 +27,7 @@ def trivet() -> None:
     """Run large language models, plan their memory, and look after the plugins that serve them."""
 
 
-for _command in (conform, doctor, generate, memory, new_plugin, plugins):
+for _command in (bench, conform, doctor, generate, memory, new_plugin, plugins):
     trivet.add_command(_command)
 
 

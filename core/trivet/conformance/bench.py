@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 LIMITS = Limits(max_requests=4, max_step_tokens=24, max_context=96, page_size=4)
 """Small, and such that steps mix, prompts are chunked and contexts span pages."""
+DEVICE_LIMITS = attrs.evolve(LIMITS, page_size=16)
+DEVICE_DTYPE = "bfloat16"
+"""What kernel libraries are made for."""
 
 
 class Bench:
@@ -201,9 +204,11 @@ class Bench:
         return DeviceProfile.of_cuda(0) if self.device == "cuda" else DeviceProfile.named("cpu")
 
     def _defaults(self, family: ModelFamily) -> dict[str, Any]:
+        on_cuda = self.device == "cuda"
         return {
             "device": self.device,
-            "limits": LIMITS,
+            "dtype": DEVICE_DTYPE if on_cuda else "float32",
+            "limits": DEVICE_LIMITS if on_cuda else LIMITS,
             "autostart": False,
             "prefix_cache": family.capabilities.prefix_cache
             and (family.capabilities.chunked_prefill or not self.hybrid),

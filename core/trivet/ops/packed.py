@@ -13,10 +13,9 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
-Indices = npt.NDArray[np.int64]
+from trivet.reservation.recurrent import CHUNK_TOKENS, SHORT_TOKENS
 
-SHORT_TOKENS = 8
-"""Rows of up to this many tokens get chunks of their own length when longer rows are beside them."""
+Indices = npt.NDArray[np.int64]
 
 
 def _lengths(lengths: Iterable[int]) -> tuple[int, ...]:
@@ -98,8 +97,7 @@ class PackedRows:
     Attributes:
         lengths: tokens of each row, at least 1.
         device: where the index tensors live: that of the tensors they index.
-        chunk_tokens: longest chunk of the delta rule, a power of two. Longer chunks cost more arithmetic per
-            token, shorter ones more operations per step; 32 is what a CPU does best with.
+        chunk_tokens: longest chunk of the delta rule, a power of two.
 
     Raises:
         ValueError: no rows, an empty row, or a chunk length that is not a power of two.
@@ -107,7 +105,7 @@ class PackedRows:
 
     lengths: tuple[int, ...] = field(converter=_lengths)
     device: torch.device = field(default=torch.device("cpu"), converter=torch.device)
-    chunk_tokens: int = 32
+    chunk_tokens: int = CHUNK_TOKENS
     _edges: dict[int, ConvolutionEdges] = field(factory=dict, init=False, repr=False, eq=False)
 
     def __attrs_post_init__(self) -> None:

@@ -1,38 +1,35 @@
 """A planned bound on the temporaries of the worst step, from the capacity alone.
 
 The start-up profile runs that step and fails if it measures more. The terms follow the shared layers: what one
-layer keeps alive at once on top of the residual stream, plus the attention path's scratch, plus logits and sampling.
+layer keeps alive at once on top of the residual stream, plus the attention paths' scratch, plus logits and sampling.
 """
 
 from __future__ import annotations
 
-import math
-
 from trivet import checked
 from trivet.capacity import RuntimeCapacity
 from trivet.dtypes import item_bytes
-from trivet.geometry import AttentionGeometry, LayerGeometry, RecurrentGeometry
-
-FLOAT32_BYTES = 4
-DELTA_CHUNK_TOKENS = 32
-"""Chunk of the gated delta rule: its intra-chunk products are this wide."""
+from trivet.geometry import AttentionGeometry, LayerGeometry
+from trivet.reservation.recurrent import FLOAT32_BYTES, recurrent_bytes
 
 
 def activation_bytes(capacity: RuntimeCapacity, attention_scratch_bytes: int, sampler_scratch_bytes: int) -> int:
     """Bound on the temporaries of one step, in bytes.
 
     Args:
-        attention_scratch_bytes: the largest scratch of the decode paths that serve.
+        attention_scratch_bytes: the scratch of all decode paths that serve. Each may keep some of it from one layer to
+            the next.
         sampler_scratch_bytes: what sampling or scoring holds beside the logits.
     """
     width = item_bytes(capacity.dtype)
     geometry, tokens = capacity.geometry, capacity.step_tokens
     stream = tokens * geometry.hidden_size * (4 * width + 3 * FLOAT32_BYTES)
+    rotations = sum(2 * tokens * plan.attention.rope.rotary_dim * width for plan in capacity.plans)
     mlp = tokens * geometry.intermediate_size * (5 * width)
-    layers = {layer: _layer_bytes(layer, capacity, width) for layer in set(geometry.layers)}
-    attends = any(isinstance(layer, AttentionGeometry) for layer in layers)
-    widest = max(max(layers.values()) + (attention_scratch_bytes if attends else 0), mlp)
-    return checked.sum_bytes("activations", (stream, widest, _logits_bytes(capacity, width), sampler_scratch_bytes))
+    widest = max(mlp, *(_layer_bytes(layer, capacity, width) for layer in set(geometry.layers)))
+    logits = _logits_bytes(capacity, width)
+    terms = (stream, rotations, widest, attention_scratch_bytes, logits, sampler_scratch_bytes)
+    return checked.sum_bytes("activations", terms)
 
 
 def _layer_bytes(layer: LayerGeometry, capacity: RuntimeCapacity, width: int) -> int:
@@ -42,18 +39,8 @@ def _layer_bytes(layer: LayerGeometry, capacity: RuntimeCapacity, width: int) ->
         queries = layer.query_elements * (6 * width + 3 * FLOAT32_BYTES)
         keys_and_values = layer.kv_elements * (6 * width + 3 * FLOAT32_BYTES)
         return tokens * (queries + keys_and_values)
-    return _recurrent_bytes(layer, capacity, width)
-
-
-def _recurrent_bytes(layer: RecurrentGeometry, capacity: RuntimeCapacity, width: int) -> int:
-    tokens, rows = capacity.step_tokens, capacity.step_rows
-    # rows are padded to whole chunks: at most one unfinished chunk a row
-    padded = tokens + min(rows, tokens) * DELTA_CHUNK_TOKENS
-    projections = tokens * (layer.conv_channels + layer.value_elements) * (6 * width + 2 * FLOAT32_BYTES)
-    widened = padded * layer.value_heads * (6 * layer.key_dim + 6 * layer.value_dim) * FLOAT32_BYTES
-    products = padded * layer.value_heads * DELTA_CHUNK_TOKENS * 6 * FLOAT32_BYTES
-    states = 4 * rows * math.prod(layer.state_shape) * FLOAT32_BYTES + 4 * rows * math.prod(layer.tail_shape) * width
-    return projections + widened + products + states
+    longest_row_tokens = min(tokens, capacity.limits.max_context)
+    return recurrent_bytes(layer, tokens, capacity.step_rows, longest_row_tokens, width)
 
 
 def _logits_bytes(capacity: RuntimeCapacity, width: int) -> int:

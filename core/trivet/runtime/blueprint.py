@@ -82,9 +82,7 @@ class Blueprint:
         return kv_layout(self.geometry, self.capacity.limits.page_size, pages, self.capacity.dtype)
 
 
-def draw_blueprint(
-    directory: Path, options: SizingOptions, device: DeviceProfile, plugins: PluginManager
-) -> Blueprint:
+def draw_blueprint(directory: Path, options: SizingOptions, device: DeviceProfile, plugins: PluginManager) -> Blueprint:
     """Decide every size.
 
     Raises:
@@ -122,7 +120,7 @@ def draw_blueprint(
     }
     plans = {plan.attention: selections[plan.attention].path.layout(plan) for plan in capacity.plans}
     rotary = {attention: rotary_layout(attention.rope, limits.max_context) for attention in plans}
-    scratch_bytes = max((selections[p.attention].path.scratch_bytes(p, dtype) for p in capacity.plans), default=0)
+    scratch_bytes = sum(selections[plan.attention].path.scratch_bytes(plan, dtype) for plan in capacity.plans)
     sampling_bytes = sampler_scratch_bytes(capacity.logit_rows, geometry.vocab_size, device.kind)
     activations = LedgerLine(
         "activations",

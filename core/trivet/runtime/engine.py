@@ -287,9 +287,7 @@ class Engine:
                 self._settle(request)
         return max(0, len(tokens) - failed), failed
 
-    def _hand_over(
-        self, request: Request, output: RequestOutput, token_id: int, logprob: TokenLogprob | None
-    ) -> bool:
+    def _hand_over(self, request: Request, output: RequestOutput, token_id: int, logprob: TokenLogprob | None) -> bool:
         """Give a token to the request's readers; returns whether it ends the request by ``"stop"``."""
         ends = token_id in self._ends[request.id]
         last = request.new_tokens + 1 >= request.max_new_tokens

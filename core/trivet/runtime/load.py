@@ -65,9 +65,7 @@ def load_engine(
         if checkpoint is None:
             tensors = fill_random(blueprint.weight_map, weights, seed)
         else:
-            tensors = load_parameters(
-                checkpoint, blueprint.weight_map, weights, blueprint.capacity.dtype, progress
-            )
+            tensors = load_parameters(checkpoint, blueprint.weight_map, weights, blueprint.capacity.dtype, progress)
         model = blueprint.family.builder()(blueprint.geometry, Parameters(tensors))
         engine = _assemble(blueprint, device, model, allocate, owned, end_token_ids, seed)
         undo.pop_all()

@@ -285,9 +285,7 @@ class Runtime:
             counters = self._engine.scheduler.counters()
             counters["plan_updates"] = self._engine.plan_updates
         cuda = _cuda_allocations(self._engine)
-        counters["device_allocations"] = (
-            self._meter.allocations if cuda is None else cuda - (self._cuda_baseline or 0)
-        )
+        counters["device_allocations"] = self._meter.allocations if cuda is None else cuda - (self._cuda_baseline or 0)
         return counters
 
     def explain_paths(self) -> dict[str, str]:

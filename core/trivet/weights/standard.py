@@ -19,9 +19,7 @@ def matrix(name: str, disk: str, rows: int, columns: int, *, gain: float = 1.0) 
     return stacked(name, ((disk, rows),), columns, gain=gain)
 
 
-def stacked(
-    name: str, disks: tuple[tuple[str, int], ...], columns: int, *, gain: float = 1.0
-) -> ParameterSpec:
+def stacked(name: str, disks: tuple[tuple[str, int], ...], columns: int, *, gain: float = 1.0) -> ParameterSpec:
     """Projections that share their input, stacked row-wise into one matrix: ``disks`` gives ``(name, rows)``."""
     parts = tuple(Part(disk, (rows, columns)) for disk, rows in disks)
     rows = sum(rows for _, rows in disks)
@@ -77,9 +75,7 @@ def attention(
         specs.append(stacked_bias(f"{name}.out.bias", ((f"{disk}.o_proj.bias", hidden_size),)))
     if qk_norm:
         for part in ("q_norm", "k_norm"):
-            specs.append(
-                norm(f"{name}.{part}.weight", f"{disk}.{part}.weight", geometry.head_dim, centre=norm_centre)
-            )
+            specs.append(norm(f"{name}.{part}.weight", f"{disk}.{part}.weight", geometry.head_dim, centre=norm_centre))
     return tuple(specs)
 
 

@@ -39,5 +39,20 @@ TINY_CONFIGS: dict[str, dict[str, object]] = {
         "tie_word_embeddings": True,
         "torch_dtype": "float32",
     },
+    "wide": {
+        "model_type": "qwen3",
+        "vocab_size": 61,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 5,
+        "num_key_value_heads": 1,
+        "head_dim": 64,
+        "max_position_embeddings": 512,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+    },
 }
-"""``biased`` speaks the older dialect of rope, and leaves to defaults what may be left to them."""
+"""``biased`` speaks the older dialect of rope, and leaves to defaults what may be left to them. ``wide`` has heads
+that kernel libraries are made for, in groups of five, which they are not."""

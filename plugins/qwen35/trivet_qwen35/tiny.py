@@ -49,9 +49,25 @@ _LISTED: dict[str, object] = {
 }
 """Layers by name, biases, and half of each head rotated."""
 
+_WIDE: dict[str, object] = {
+    **_HYBRID,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "full_attention_interval": 2,
+    "head_dim": 64,
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "rms_norm_eps": 1e-6,
+    "dtype": "bfloat16",
+}
+"""Heads that kernel libraries are made for, in groups of six."""
+
 TINY_CONFIGS: dict[str, dict[str, object]] = {
     "hybrid": {"model_type": TEXT_ONLY, **_HYBRID},
     "listed": {"model_type": TEXT_ONLY, **_LISTED},
+    "wide": {"model_type": TEXT_ONLY, **_WIDE},
     "multimodal": {
         "model_type": MULTIMODAL,
         "tie_word_embeddings": True,

@@ -24,9 +24,22 @@ def index_bytes(capacity: PlanCapacity, dtype: str, height: int, extent: int) ->
 
 def scratch_bytes(capacity: PlanCapacity, dtype: str) -> int:
     """Bound on the temporaries of one attention call: one block, the step's kept index, and its accumulators."""
-    height = min(capacity.tile.query_tokens, capacity.tokens)
+    tallest = min(capacity.tile.query_tokens, capacity.tokens, capacity.positions)
     extent = min(capacity.tile.kv_tokens, capacity.positions)
-    one_item = item_scratch_bytes(capacity, dtype, height, extent)
-    block = min(max(one_item, BLOCK_BYTES), capacity.query_tiles * one_item)
-    accumulators = 4 * capacity.tokens * capacity.query_heads * (capacity.head_dim + 2) * 4
-    return 2 * block + accumulators
+    heights = range(1, tallest + 1)
+    one_item = item_scratch_bytes(capacity, dtype, tallest, extent)
+    blocks = (_most_items(capacity, h) * item_scratch_bytes(capacity, dtype, h, extent) for h in heights)
+    block = min(max(one_item, BLOCK_BYTES), max(blocks))
+    # rows of one token and taller ones are indexed apart
+    indices = [_most_items(capacity, h) * index_bytes(capacity, dtype, h, extent) for h in heights]
+    kept = min(BLOCK_BYTES, capacity.kv_tiles * (indices[0] + max(indices)))
+    partial_results = 4 if capacity.kv_tiles > 1 else 2
+    accumulators = partial_results * capacity.tokens * capacity.query_heads * (capacity.head_dim + 2) * 4
+    return block + kept + accumulators
+
+
+def _most_items(capacity: PlanCapacity, height: int) -> int:
+    """Work items of one KV tile that can lie in a block as high as `height`: the others have two tokens at least."""
+    if height == 1:
+        return capacity.query_tiles
+    return min(capacity.query_tiles, 1 + (capacity.tokens - height) // 2)

@@ -44,7 +44,7 @@ def loads_as_planned(bench: Bench) -> Measured:
         expected=f"{bench.model_type!r}",
         cause="the checkpoint given is another family's",
     )
-    with bench.serve(directory, limits=LIMITS, kv_pages=96) as served:
+    with bench.serve(directory, limits=LIMITS, kv_pages=96, dtype=None) as served:
         loaded = served.runtime.memory
     if bench.device == "cpu":
         planned = trivet.plan_memory(directory, "cpu", limits=LIMITS, kv_pages=96)
@@ -67,7 +67,7 @@ def serves_and_repeats(bench: Bench) -> Measured:
     directory = _model(bench)
     runs = []
     for _ in range(2):
-        with bench.serve(directory, limits=LIMITS, kv_pages=96) as served:
+        with bench.serve(directory, limits=LIMITS, kv_pages=96, dtype=None) as served:
             answers = served.generate(_prompts(served, bench), GREEDY)
             runs.append([(answer.token_ids, answer.logprobs) for answer in answers])
     lowest = min(entry.logprob for _, logprobs in runs[0] for entry in logprobs or ())
@@ -88,7 +88,7 @@ def serves_and_repeats(bench: Bench) -> Measured:
     cause="a warm start raises",
 )
 def warm_is_cold(bench: Bench) -> Measured:
-    with bench.serve(_model(bench), limits=LIMITS, kv_pages=96) as served:
+    with bench.serve(_model(bench), limits=LIMITS, kv_pages=96, dtype=None) as served:
         prompt = _prompts(served, bench)[2]
         cold, hit = (served.generate([prompt], GREEDY)[0] for _ in range(2))
     expect(

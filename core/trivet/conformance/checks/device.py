@@ -11,29 +11,32 @@ from trivet.conformance.checks.prefix import WARM_CAUSE
 from trivet.conformance.checks.serving import deterministic
 from trivet.sampling.params import Sampling
 
-# The CPU in float32 is the oracle: numerics has held it against one already.
-DEVICE_LOGPROB_NATS = 0.5
+DEVICE_LOGPROB_NATS = 0.3
+"""On average over a vocabulary; bfloat16 rounding alone is a sixth of that in the tiny models."""
 
 
 @check(
     "device.serves/1",
     "device",
-    "On CUDA, in the checkpoint's dtype, the family loads and serves; log-probabilities follow the CPU's.",
+    "On CUDA in bfloat16, every tiny model loads and serves, whole prompts and chunks; log-probabilities follow the "
+    "CPU's in float32, which numerics has held against the oracle.",
     cause="a kernel of the selected path does not serve this geometry, though its predicate says so",
 )
 def serves(bench: Bench) -> Measured:
     most = 0.0
     for tiny in bench.tinies:
         tokens = bench.tokens(bench.rng("device"), 40, tiny)
-        with bench.serve(tiny, device="cpu") as served:
+        with bench.serve(tiny, device="cpu", dtype="float32") as served:
             expected = served.score(tokens)
-        for limits in (Limits(2, 64, 96, 16), Limits(2, 7, 96, 16)):
-            with bench.serve(tiny, limits=limits) as served:
+        for step_tokens in (64, 7):
+            with bench.serve(tiny, limits=Limits(2, step_tokens, 96, 16)) as served:
                 apart = float((served.score(tokens) - expected).abs().nan_to_num(float("inf")).mean())
+                paths = served.runtime.explain_paths()
             most = max(most, apart)
             expect(
                 apart <= DEVICE_LOGPROB_NATS,
-                observed=f"config {tiny.name!r}: off by {apart:.3g} nat on average from the CPU's numbers",
+                observed=f"config {tiny.name!r}, in steps of {step_tokens}: off by {apart:.3g} nat on average from the "
+                f"CPU; paths {paths}",
                 expected=f"at most {DEVICE_LOGPROB_NATS} nat",
                 cause="the device's path computes something else than the reference",
             )
@@ -159,7 +162,7 @@ def device_pinned_policy(bench: Bench) -> Measured | None:
 )
 def device_warm_is_cold(bench: Bench) -> Measured:
     prompt = bench.tokens(bench.rng("warm"), 37)
-    with bench.serve(dtype="float32", snapshot_stride=4 if bench.hybrid else None) as served:
+    with bench.serve(snapshot_stride=16 if bench.hybrid else None) as served:
         cold, hit = (served.generate([prompt], Sampling(max_new_tokens=8))[0] for _ in range(2))
     expect(
         hit.cached_tokens > 0 and hit.token_ids == cold.token_ids,

@@ -28,6 +28,7 @@ def planned_is_loaded(bench: Bench) -> Measured:
             planned = trivet.plan_memory(
                 tiny.directory,
                 "cpu",
+                dtype="float32",
                 limits=limits,
                 kv_pages=20,
                 prefix_cache=bench.family.capabilities.prefix_cache,
@@ -83,12 +84,12 @@ def covers_the_peak(bench: Bench) -> Measured:
     for limits in (Limits(4, 48, 96, 4), Limits(2, 5, 40, 16)):
         with bench.serve(limits=limits) as served:
             planned = served.runtime.memory.line("activations").bytes
-            prompts = [bench.tokens(rng, int(n)) for n in rng.integers(1, limits.max_context // 2, 6)]
-            plain = Sampling(max_new_tokens=6, logprobs=5)
-            drawn = Sampling(max_new_tokens=6, temperature=0.8, top_p=0.9, repetition_penalty=1.2, seed=1)
+            prompts = [bench.tokens(rng, int(n)) for n in rng.integers(1, limits.max_context // 2, 4)]
+            plain = Sampling(max_new_tokens=3, logprobs=5)
+            drawn = Sampling(max_new_tokens=3, temperature=0.8, top_p=0.9, repetition_penalty=1.2, seed=1)
             meter = StorageMeter()
             with meter:
-                served.generate(prompts, [plain, drawn] * 3)
+                served.generate(prompts, [plain, drawn] * 2)
                 served.score(bench.tokens(rng, limits.max_context))
             expect(
                 meter.peak_bytes <= planned,

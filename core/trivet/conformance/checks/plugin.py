@@ -10,9 +10,11 @@ from trivet.conformance.coupling import PUBLIC, packages_of, sources_of, violati
 from trivet.conformance.probe import ask
 from trivet.conformance.tiny import read_config
 from trivet.plugin.groups import FAMILIES
+from trivet.sampling.params import Sampling
 
 PROBE_TIMEOUT_S = 90.0
 LEAST_VOCABULARY = 48
+NEW_TOKENS = 6
 
 
 def _parity(bench: Bench) -> dict[str, Any]:
@@ -175,12 +177,12 @@ def tiny_models(bench: Bench) -> Measured:
         elements += sum(tensor.numel() for tensor in tiny.tensors.values())
         with bench.serve(tiny) as served:
             prompt = bench.tokens(bench.rng("tiny"), 7, tiny)
-            (completion,) = served.generate([prompt])
+            (completion,) = served.generate([prompt], Sampling(max_new_tokens=NEW_TOKENS))
             expect(
-                len(completion.token_ids) == 16 and completion.finish_reason == "length",
-                observed=f"config {tiny.name!r}, asked for 16 tokens: {len(completion.token_ids)}, ended by "
+                len(completion.token_ids) == NEW_TOKENS and completion.finish_reason == "length",
+                observed=f"config {tiny.name!r}, asked for {NEW_TOKENS} tokens: {len(completion.token_ids)}, ended by "
                 f"{completion.finish_reason!r}",
-                expected="16 tokens, ended by 'length'",
+                expected=f"{NEW_TOKENS} tokens, ended by 'length'",
                 cause="the tiny config states end tokens; leave eos_token_id out of it"
                 if completion.finish_reason == "stop"
                 else "the scheduler counts a request's lifetime otherwise than prompt + max_new_tokens - 1",

@@ -10,7 +10,7 @@ from trivet.conformance.tolerances import bound_of
 from trivet.runtime.results import Completion
 from trivet.sampling.params import Sampling
 
-LOGGED = Sampling(max_new_tokens=8, logprobs=8)
+LOGGED = Sampling(max_new_tokens=6, logprobs=8)
 
 
 def farthest_apart(first: Completion, second: Completion) -> float:
@@ -63,7 +63,7 @@ def hit_length(bench: Bench) -> Measured:
         for page_size in (1, 4):
             with bench.serve(limits=Limits(2, step_tokens, 64, page_size)) as served:
                 grain = served.stats["prefix_grain_tokens"]
-                for length in (1, 2, grain, grain + 1, 3 * grain, 19):
+                for length in (1, grain, grain + 1, 19):
                     prompt = bench.tokens(rng, length)
                     served.generate([prompt], Sampling(max_new_tokens=1), MATCH_CAUSE)
                     before = served.stats["prefix_hit_tokens"]
@@ -222,7 +222,7 @@ def lists_outgrow_the_pool(bench: Bench) -> Measured:
 def eviction(bench: Bench) -> Measured:
     rng = bench.rng("evict")
     prompts = [bench.tokens(rng, 18) for _ in range(7)]
-    order = [0, 1, 0, 2, 3, 0, 4, 5, 6, 1, 0, 2, 5, 6, 3]
+    order = [0, 1, 0, 2, 3, 0, 4, 5, 6, 1, 0, 6]
     with bench.serve(prefix_cache=False) as served:
         cold = [served.generate([prompt], LOGGED)[0] for prompt in prompts]
     hits = misses = 0

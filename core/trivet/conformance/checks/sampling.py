@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from trivet.capacity import Limits
 from trivet.conformance.bench import Bench
 from trivet.conformance.check import Measured, check, expect
 from trivet.conformance.tolerances import bound_of
@@ -79,7 +80,7 @@ def logprobs_are_the_models(bench: Bench) -> Measured:
 def draws_follow_the_model(bench: Bench) -> Measured:
     rng = bench.rng("draws")
     prompt = bench.tokens(rng, 6)
-    with bench.serve() as served:
+    with bench.serve(limits=Limits(20, 120, 32, 16)) as served:
         (greedy,) = served.generate([prompt], Sampling(max_new_tokens=1, logprobs=bench.tiny().vocab_size))
         (narrow,) = served.generate([prompt], Sampling(max_new_tokens=1, temperature=1.5, top_k=1, seed=3))
         drawn = served.generate(

@@ -76,7 +76,7 @@ def loaded_as_written(bench: Bench) -> Measured:
 def every_tensor_matters(bench: Bench) -> Measured:
     compared = 0
     for tiny in bench.tinies:
-        tokens = bench.tokens(bench.rng("matters"), 9, tiny)
+        tokens = bench.tokens(bench.rng("matters"), 6, tiny)
         with bench.serve(tiny) as served:
             before = served.score(tokens)
             for spec, part, first in _placed(tiny):

@@ -1,0 +1,145 @@
+"""``trivet bench startup``: from the start of a process to the first token that it gives.
+
+Each start is a process of its own. A cold one finds no compiled bytecode and no built kernels; a warm one finds what
+the cold one left. The files of the checkpoint are in the system's cache for all but the first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from attrs import asdict, frozen
+
+from trivet.bench.figures import table
+from trivet.bench.stepping import BenchmarkError
+
+Report = Callable[[str], None]
+Temperature = Literal["cold", "warm"]
+
+CACHES = {
+    "PYTHONPYCACHEPREFIX": "bytecode",
+    "TRITON_CACHE_DIR": "triton",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "FLASHINFER_WORKSPACE_BASE": "flashinfer",
+    "CUDA_CACHE_PATH": "cuda",
+}
+"""Environment variables that say where compiled code is kept, and the folder that each is pointed to."""
+
+TIMEOUT_S = 1800
+
+CHILD = """
+import json, sys, time
+began = time.perf_counter()
+import trivet
+from trivet import Runtime, Sampling
+import torch
+imported = time.perf_counter()
+model, load = sys.argv[1], json.loads(sys.argv[2])
+if "limits" in load:
+    load["limits"] = trivet.Limits(**load["limits"])
+with Runtime.load(model, autostart=False, **load) as runtime:
+    loaded = time.perf_counter()
+    token = next(iter(runtime.stream([0], Sampling(max_new_tokens=1, ignore_eos=True))))
+    first = time.perf_counter()
+    phases = {"import_s": imported - began, "load_s": loaded - imported, "first_token_s": first - loaded}
+    print(json.dumps(phases), flush=True)
+"""
+
+
+@frozen
+class StartupSettings:
+    """What is started.
+
+    Attributes:
+        model: a checkpoint, or the name of a shipped model.
+        warm: warm starts behind the cold one.
+        cold: cold starts.
+        load: further arguments of `Runtime.load`; limits as a mapping of those that were asked for.
+    """
+
+    model: str
+    cold: int
+    warm: int
+    load: Mapping[str, Any]
+
+
+@frozen
+class Start:
+    """One start.
+
+    Attributes:
+        temperature: ``"cold"`` or ``"warm"``.
+        total_s: from the start of the process to its first token.
+        interpreter_s: to the first line that it ran.
+        import_s: importing Trivet and torch.
+        load_s: `Runtime.load`.
+        first_token_s: from then on.
+    """
+
+    temperature: Temperature
+    total_s: float
+    interpreter_s: float
+    import_s: float
+    load_s: float
+    first_token_s: float
+
+
+def bench_startup(settings: StartupSettings, report: Report) -> dict[str, Any]:
+    """Start processes; tells `report` the table, and returns what a record keeps.
+
+    Raises:
+        BenchmarkError: a process failed; with what it wrote.
+    """
+    starts: list[Start] = []
+    with tempfile.TemporaryDirectory() as folder:
+        kept = Path(folder) / "kept"
+        for number in range(settings.cold):
+            caches = kept if number == settings.cold - 1 else Path(folder) / str(number)
+            starts.append(_start(settings, "cold", caches))
+        starts += [_start(settings, "warm", kept) for _ in range(settings.warm)]
+    names = ("total_s", "interpreter_s", "import_s", "load_s", "first_token_s")
+    medians = {
+        temperature: {
+            name: statistics.median(getattr(start, name) for start in starts if start.temperature == temperature)
+            for name in names
+        }
+        for temperature in dict.fromkeys(start.temperature for start in starts)
+    }
+    rows = [(temperature, *figures.values()) for temperature, figures in medians.items()]
+    header = ("start", "to first token s", "interpreter", "import", "load", "first token")
+    report(f"medians of {settings.cold} cold and {settings.warm} warm starts\n{table(header, rows)}")
+    return {"starts": [asdict(start) for start in starts], "medians": medians}
+
+
+def _start(settings: StartupSettings, temperature: Temperature, caches: Path) -> Start:
+    environment = {**os.environ, **{variable: str(caches / name) for variable, name in CACHES.items()}}
+    command = [sys.executable, "-c", CHILD, settings.model, json.dumps(dict(settings.load))]
+    started = time.perf_counter()
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment) as process,
+    ):
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        total_s = time.perf_counter() - started
+        try:
+            process.wait(TIMEOUT_S)
+        except subprocess.TimeoutExpired as error:
+            process.kill()
+            raise BenchmarkError(f"a start did not end within {TIMEOUT_S} s of its first token") from error
+        errors.seek(0)
+        written = errors.read()
+    if process.returncode or not line:
+        last = written.strip().splitlines()[-1:] or ["it wrote nothing"]
+        raise BenchmarkError(f"a start ended with exit code {process.returncode}: {last[0]}")
+    phases = {name: float(seconds) for name, seconds in json.loads(line).items()}
+    return Start(temperature, total_s, total_s - sum(phases.values()), **phases)

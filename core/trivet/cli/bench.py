@@ -1,0 +1,290 @@
+"""``trivet bench``: measure the runtime, print a short table, and keep every raw sample in a record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+from attrs import fields
+from click.core import ParameterSource
+
+from trivet.capacity.limits import Limits
+from trivet.cli.debug import debug_option
+from trivet.cli.sizing import COUNT, sizing_arguments, sizing_options
+
+if TYPE_CHECKING:
+    from trivet.bench.prompts import Lengths
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+DEFAULT_MODEL = "tiny-qwen3"
+ARMS = ("owned", "fresh")
+PEERS = ("transformers",)
+
+
+def _counts(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
+    """Callback of an option whose value is numbers separated by commas."""
+    try:
+        counts = [int(part) for part in value.split(",")]
+    except ValueError:
+        counts = []
+    if not counts or min(counts) < 1:
+        raise click.BadParameter(f"{value!r}: expected numbers of at least 1, as in 1,16", context, parameter)
+    return tuple(dict.fromkeys(counts))
+
+
+def _arms(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
+    """Callback of an option whose value is arms separated by commas."""
+    choice = click.Choice(ARMS)
+    return tuple(dict.fromkeys(choice.convert(part.strip(), parameter, context) for part in value.split(",")))
+
+
+def _lengths(context: click.Context, parameter: click.Parameter, value: str) -> Lengths:
+    """Callback of an option whose value is a length in tokens, or a range of lengths."""
+    from trivet.bench.prompts import Lengths
+
+    try:
+        return Lengths.parse(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, parameter) from error
+
+
+def _out_option(command: Command) -> Command:
+    option = click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder for the record, JSON.")
+    return option(command)
+
+
+def _seed_option(command: Command) -> Command:
+    return click.option("--seed", type=int, default=0, show_default=True, help="Of prompts and drawn lengths.")(command)
+
+
+def _runtime_options(command: Command) -> Command:
+    """What is served, and how large it may become."""
+    options = [
+        click.option("--model", default=DEFAULT_MODEL, show_default=True, metavar="DIR|NAME", help="What to serve."),
+        click.option("--device", metavar="NAME", help="cpu, cuda or cuda:1; CUDA if there is one by default."),
+        click.option("--weights", type=click.Choice(["checkpoint", "random"]), help="Where the weights come from."),
+        click.option("--attention", metavar="NAME", help="Attention backend; chosen by predicates by default."),
+        sizing_options,
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def _load_arguments(given: dict[str, Any]) -> dict[str, Any]:
+    """The keyword arguments of `Runtime.load` that were given; of limits only those, as a mapping."""
+    names = {field.name for field in fields(Limits)}
+    limits = {name: value for name, value in given.items() if name in names and value is not None}
+    load = sizing_arguments({name: value for name, value in given.items() if name not in names})
+    return {**load, "limits": limits} if limits else load
+
+
+@click.group()
+def bench() -> None:
+    """Measure the runtime. Each command prints a short table and writes one record with every raw sample."""
+
+
+@bench.command()
+@click.option(
+    "--batch",
+    "batches",
+    callback=_counts,
+    metavar="N,...",
+    default="1,16",
+    show_default=True,
+    help="Requests that decode at once.",
+)
+@click.option("--context", type=COUNT, default=128, show_default=True, help="Tokens of each prompt.")
+@click.option("--iterations", type=COUNT, default=100, show_default=True, help="Decode steps in a segment.")
+@click.option("--pairs", type=COUNT, default=5, show_default=True, help="Segments of each arm, or runs of each side.")
+@click.option(
+    "--arm",
+    "arms",
+    callback=_arms,
+    metavar="ARM,...",
+    default="owned,fresh",
+    show_default=True,
+    help="The plan: owned and refilled, fresh in every step, or both in interleaved pairs.",
+)
+@click.option("--peer", type=click.Choice(PEERS), help="Compare generation with a peer instead.")
+@click.option("--new-tokens", type=COUNT, default=64, show_default=True, help="With --peer: of the single request.")
+@click.option("--requests", type=COUNT, default=32, show_default=True, help="With --peer: of mixed lengths.")
+@click.option(
+    "--mixed-prompt",
+    callback=_lengths,
+    metavar="N|N-N",
+    default="8-128",
+    show_default=True,
+    help="With --peer: their prompts.",
+)
+@click.option(
+    "--mixed-new",
+    callback=_lengths,
+    metavar="N|N-N",
+    default="16-96",
+    show_default=True,
+    help="With --peer: their new tokens.",
+)
+@_seed_option
+@_runtime_options
+@_out_option
+@debug_option
+def decode(
+    batches: tuple[int, ...],
+    context: int,
+    iterations: int,
+    pairs: int,
+    arms: tuple[Any, ...],
+    peer: str | None,
+    new_tokens: int,
+    requests: int,
+    mixed_prompt: Lengths,
+    mixed_new: Lengths,
+    seed: int,
+    model: str,
+    out: Path,
+    **runtime: Any,
+) -> int:
+    """Time decode steps; compare an owned plan with a fresh one, or the runtime with transformers."""
+    load = _load_arguments(runtime)
+    if peer is None:
+        from trivet.bench.decode import DecodeSettings, bench_decode
+
+        steps = DecodeSettings(model, batches, context, iterations, pairs, arms, seed, load)
+        name = "decode-arms" if len(arms) > 1 else "decode"
+        return _run(name, lambda: bench_decode(steps, click.echo), out)
+    from trivet.bench.peer import PeerSettings, bench_peer
+
+    sides = PeerSettings(model, pairs, context, new_tokens, requests, mixed_prompt, mixed_new, seed, load)
+    return _run("decode-peer", lambda: bench_peer(sides, click.echo), out)
+
+
+@bench.command()
+@click.option("--requests", type=COUNT, default=32, show_default=True, help="How many requests.")
+@click.option(
+    "--prompt-tokens",
+    callback=_lengths,
+    metavar="N|N-N",
+    default="16-256",
+    show_default=True,
+    help="Length, or a range of them.",
+)
+@click.option(
+    "--new-tokens",
+    callback=_lengths,
+    metavar="N|N-N",
+    default="64",
+    show_default=True,
+    help="Length, or a range of them.",
+)
+@click.option("--concurrency", type=COUNT, help="Most requests that are open at once; all of them by default.")
+@_seed_option
+@_runtime_options
+@_out_option
+@debug_option
+def serve(
+    requests: int,
+    prompt_tokens: Lengths,
+    new_tokens: Lengths,
+    concurrency: int | None,
+    seed: int,
+    model: str,
+    out: Path,
+    **runtime: Any,
+) -> int:
+    """Serve many streaming clients at once: throughput, time to first token, inter-token latency."""
+    from trivet.bench.serve import ServeSettings, bench_serve
+
+    load = _load_arguments(runtime)
+    settings = ServeSettings(model, requests, prompt_tokens, new_tokens, concurrency, seed, load)
+    return _run("serve", lambda: bench_serve(settings, click.echo), out)
+
+
+@bench.command()
+@click.option("--cold", type=COUNT, default=1, show_default=True, help="Starts without compiled code.")
+@click.option("--warm", type=COUNT, default=3, show_default=True, help="Starts that find it.")
+@_runtime_options
+@_out_option
+@debug_option
+def startup(cold: int, warm: int, model: str, out: Path, **runtime: Any) -> int:
+    """Time from the start of a process to its first token."""
+    from trivet.bench.startup import StartupSettings, bench_startup
+
+    settings = StartupSettings(model, cold, warm, _load_arguments(runtime))
+    return _run("startup", lambda: bench_startup(settings, click.echo), out)
+
+
+@bench.command()
+@click.option(
+    "--requests",
+    callback=_counts,
+    metavar="N,...",
+    default="1,64,256,1024",
+    show_default=True,
+    help="Requests that run at once.",
+)
+@click.option(
+    "--cached-pages",
+    callback=_counts,
+    metavar="N,...",
+    default="1000,10000,100000",
+    show_default=True,
+    help="In the prefix cache.",
+)
+@click.option("--page-size", type=COUNT, default=16, show_default=True, help="Tokens per page of the KV cache.")
+@click.option("--steps", type=COUNT, default=300, show_default=True, help="Steps timed in each combination.")
+@_seed_option
+@_out_option
+@debug_option
+def host(
+    requests: tuple[int, ...],
+    cached_pages: tuple[int, ...],
+    page_size: int,
+    steps: int,
+    seed: int,
+    out: Path,
+) -> int:
+    """Time the runtime's own work per step, with a model that computes nothing."""
+    from trivet.bench.host import HostSettings, bench_host
+
+    settings = HostSettings(requests, cached_pages, page_size, steps, seed)
+    return _run("host", lambda: bench_host(settings, click.echo), out)
+
+
+def _run(name: str, measure: Callable[[], dict[str, Any]], out: Path) -> int:
+    """Measure, and keep the record."""
+    from trivet.bench.record import Record, make_folder, now
+
+    context = click.get_current_context()
+    started = now()
+    make_folder(out)  # before time is spent on what cannot be kept
+    results = measure()
+    settings = {option: _shown(option, value) for option, value in context.params.items() if option != "out"}
+    path = Record.of(name, _command_line(context), settings, results, started).write(out)
+    click.echo(f"record: {path}")
+    return 0
+
+
+def _command_line(context: click.Context) -> str:
+    """The command line without the folder of its record, and of a checkpoint's directory only the last name."""
+    import shlex
+
+    words = ["trivet", "bench", context.info_name or ""]
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        if name != "out" and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            shown = _shown(name, context.params[name])
+            words += [parameter.opts[0], ",".join(map(str, shown)) if isinstance(shown, list) else str(shown)]
+    return shlex.join(words)
+
+
+def _shown(name: str, value: Any) -> Any:
+    """An option's value as a record keeps it."""
+    if name == "model":
+        return Path(value).name if Path(value).is_dir() else value
+    if isinstance(value, tuple):
+        return list(value)
+    return value if isinstance(value, int | float | str | bool | None) else str(value)

@@ -1,0 +1,90 @@
+"""``bench serve``, ``startup`` and ``host``: what each promises to keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Run = Callable[..., Any]
+
+
+def test_serving_keeps_when_each_client_got_each_token(bench: Run, checkpoints: dict[str, Path]) -> None:
+    outcome = bench(
+        "serve", "--model", checkpoints["qwen3"], "--requests", 5, "--prompt-tokens", "2-9", "--new-tokens", 4,
+        "--concurrency", 2,
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    results = outcome.record["results"]
+    clients = results["clients"]
+    assert len(clients) == 5 and results["new_tokens"] == 20
+    for client in clients:
+        assert 2 <= client["prompt_tokens"] <= 9
+        moments = [client["sent_ms"], *client["tokens_ms"]]
+        assert len(moments) == 5 and moments == sorted(moments)
+    for client in clients:
+        open_then = sum(c["sent_ms"] <= client["sent_ms"] < c["tokens_ms"][-1] for c in clients)
+        assert open_then <= 2, "no more than --concurrency are open at once"
+    assert results["ttft_ms"]["count"] == 5 and results["itl_ms"]["count"] == 15
+    assert "TTFT" in outcome.out and "ITL" in outcome.out and "tok/s" in outcome.out
+
+
+FAKE_START = """
+import json, os, pathlib
+folder = pathlib.Path(os.environ["PYTHONPYCACHEPREFIX"])
+found = (folder / "compiled").exists()
+folder.mkdir(parents=True, exist_ok=True)
+(folder / "compiled").touch()
+print(json.dumps({"import_s": float(found), "load_s": 0.0, "first_token_s": 0.0}))
+"""
+
+
+def test_a_cold_start_finds_nothing_compiled_and_a_warm_one_does(bench: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trivet.bench.startup.CHILD", FAKE_START)
+    outcome = bench("startup", "--cold", 2, "--warm", 2)
+    assert outcome.code == 0, outcome.err
+    starts = outcome.record["results"]["starts"]
+    assert [(start["temperature"], start["import_s"]) for start in starts] == [
+        ("cold", 0.0),
+        ("cold", 0.0),
+        ("warm", 1.0),
+        ("warm", 1.0),
+    ]
+
+
+def test_a_start_that_fails_is_an_error_with_its_last_words(bench: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trivet.bench.startup.CHILD", "raise SystemExit('the model is not there')")
+    outcome = bench("startup")
+    assert outcome.code == 1 and outcome.record is None
+    assert "exit code 1: the model is not there" in outcome.err
+
+
+@pytest.mark.slow
+def test_a_real_start_is_timed_from_the_process_to_its_first_token(bench: Run, checkpoints: dict[str, Path]) -> None:
+    outcome = bench("startup", "--model", checkpoints["qwen3"], "--device", "cpu", "--warm", 1, "--max-context", 32)
+    assert outcome.code == 0, outcome.err
+    for start in outcome.record["results"]["starts"]:
+        phases = [start[name] for name in ("interpreter_s", "import_s", "load_s", "first_token_s")]
+        assert all(seconds > 0 for seconds in phases) and start["total_s"] == pytest.approx(sum(phases))
+
+
+def test_host_cost_is_kept_for_every_combination(bench: Run) -> None:
+    outcome = bench("host", "--requests", "1,3", "--cached-pages", "10,40", "--steps", 6)
+    assert outcome.code == 0, outcome.err
+    steps = outcome.record["results"]["steps"]
+    assert [(entry["requests"], entry["cached_pages"]) for entry in steps] == [(1, 10), (1, 40), (3, 10), (3, 40)]
+    for entry in steps:
+        assert [len(entry[name]) for name in ("wall_ms", "cpu_ms", "sampler_ms")] == [6, 6, 6]
+        assert entry["own_ms"] == pytest.approx(entry["wall"]["p50"] - entry["sampler"]["p50"])
+        assert entry["pages_in_cache"] >= entry["cached_pages"] or entry["requests"] > 1
+    lookups = outcome.record["results"]["lookups"]
+    assert [entry["matched_pages"] for entry in lookups] == [10, 40]
+
+
+def test_a_lookup_costs_the_same_in_a_cache_a_hundred_times_as_large(bench: Run) -> None:
+    outcome = bench("host", "--requests", "1", "--cached-pages", "200,20000", "--steps", 2)
+    assert outcome.code == 0, outcome.err
+    small, large = (entry["again_p50_us"] for entry in outcome.record["results"]["lookups"])
+    assert large < 5 * small  # a generous ratio: a search that grew with the cache would be at 100
