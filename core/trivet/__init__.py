@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         RequestRejected,
         RuntimeDown,
         TrivetError,
+        UnusableLogits,
     )
     from trivet.reservation.ledger import LedgerLine, MemoryLedger
     from trivet.runtime.handle import Request
@@ -59,6 +60,7 @@ __all__ = [
     "RequestRejected",
     "RuntimeDown",
     "TrivetError",
+    "UnusableLogits",
     # writing plugins
     "plugin",
     # this package
@@ -86,6 +88,7 @@ _HOME = {
     "Token": "trivet.runtime.results",
     "TokenLogprob": "trivet.sampling.logprobs",
     "TrivetError": "trivet.errors",
+    "UnusableLogits": "trivet.errors",
     "plan_memory": "trivet.runtime.plan",
 }
 """The module in which each public name is defined. `TYPE_CHECKING` above says the same to type checkers."""

@@ -51,5 +51,13 @@ class PluginError(TrivetError):
     """A plugin is missing, incompatible, or broke its side of a protocol. Names plugin and phase."""
 
 
+class UnusableLogits(TrivetError):
+    """A row's logits hold NaN or no finite value; its request ends with this, the others go on."""
+
+
+class AccountingError(TrivetError, RuntimeError):
+    """Pages, slots or steps were accounted wrongly: a fault in Trivet itself, never in a request."""
+
+
 class RuntimeDown(TrivetError):
     """The runtime was closed, or a fault left its device unusable. No further call will succeed."""

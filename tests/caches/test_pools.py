@@ -6,10 +6,9 @@ import random
 
 import pytest
 
-from trivet.caches.freelist import AccountingError
 from trivet.caches.pages import PagePool
 from trivet.caches.slots import SlotPool
-from trivet.errors import TrivetError
+from trivet.errors import AccountingError, TrivetError
 
 
 def test_every_page_is_lent_exactly_once() -> None:

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from trivet.caches.digests import extend_digests
-from trivet.caches.freelist import AccountingError
 from trivet.caches.node import PrefixNode
 from trivet.caches.pages import PagePool
 from trivet.caches.prefix import PrefixCache
 from trivet.caches.slots import SlotPool
+from trivet.errors import AccountingError
 
 PAGE_SIZE = 4
 

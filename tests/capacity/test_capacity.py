@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from tests.support.attention import geometry
 
 import trivet
 from trivet import checked
-from trivet.capacity import DeviceProfile, Limits, PlanCapacity, RuntimeCapacity, TileShape
+from trivet.capacity import DeviceProfile, Limits, PlanCapacity, RuntimeCapacity, TileShape, device
 from trivet.errors import CapacityExceeded, ConfigError
 from trivet.geometry import ModelGeometry
 
@@ -101,6 +102,17 @@ def test_shipped_device_profiles_are_complete_and_memory_can_be_given() -> None:
     assert DeviceProfile.named("H200", 1000).memory_bytes == 1000
     with pytest.raises(ConfigError, match="h200"):
         DeviceProfile.named("h2000")
+
+
+@pytest.mark.parametrize(("text", "limited"), [("1048576\n", True), ("max\n", False), (f"{2**63 - 4096}", False)])
+def test_a_container_has_the_memory_that_it_is_left(
+    text: str, limited: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "CONTAINER_LIMIT_FILES", (tmp_path / "absent",))
+    whole = DeviceProfile.named("cpu").memory_bytes
+    (tmp_path / "memory.max").write_text(text)
+    monkeypatch.setattr(device, "CONTAINER_LIMIT_FILES", (tmp_path / "absent", tmp_path / "memory.max"))
+    assert DeviceProfile.named("cpu").memory_bytes == (2**20 if limited else whole)
 
 
 @pytest.mark.parametrize("value", [-1, 2**31])

@@ -1,5 +1,6 @@
 """A weight map is the one source of parameter sizes, and the loader fills exactly what it states."""
 
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,20 @@ def _mapped_files(directory: Path) -> int:
     if not maps.exists():
         pytest.skip("needs /proc/self/maps to see what is mapped")
     return len({line.split()[-1] for line in maps.read_text().splitlines() if str(directory) in line})
+
+
+def test_a_load_that_is_broken_off_leaves_no_file_mapped(tmp_path: Path) -> None:
+    save_file(_disk(), tmp_path / "model.safetensors")
+    checkpoint = Checkpoint.open(tmp_path)
+
+    def interrupted(done: int, total: int) -> None:
+        assert _mapped_files(tmp_path) == 1
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        load_parameters(checkpoint, FUSED, FUSED.layout("float32").allocate("cpu"), "float32", interrupted)
+    gc.collect()
+    assert _mapped_files(tmp_path) == 0
 
 
 @pytest.mark.parametrize("block_bytes", [1, 40, 2**20])

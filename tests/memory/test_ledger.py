@@ -122,6 +122,19 @@ def test_explicit_pages_that_do_not_fit_are_refused() -> None:
         reserve(lines, kv_layout_of, budget_bytes=5000, kv_pages=10, most_pages=None)
 
 
+def test_a_refused_number_of_pages_is_what_the_message_names() -> None:
+    with pytest.raises(trivet.MemoryBudgetError, match="kv_pages=10"):
+        reserve([], kv_layout_of, budget_bytes=4399, kv_pages=10, most_pages=None)
+
+
+def test_a_model_whose_pages_take_no_memory_has_as_many_as_its_requests_can_list(tmp_path: Path) -> None:
+    make_qwen35(tmp_path, num_hidden_layers=2, layer_types=["linear_attention"] * 2)
+    for device in ("cpu", "h200"):
+        planned = trivet.plan_memory(tmp_path, device=device, limits=LIMITS)
+        assert planned.kv_pages == LIMITS.max_requests * LIMITS.max_context // LIMITS.page_size
+        assert planned.line(KV_LINE).bytes == 0
+
+
 def test_the_command_line_prints_the_same_ledger(checkpoint: Path) -> None:
     out = subprocess.run(
         [sys.executable, "-m", "trivet", "memory", str(checkpoint), "--device-memory", "8GiB", "--json"],

@@ -15,8 +15,6 @@ from trivet.ops import (
     apply_rotary_,
     fill_rotary_table,
     rotary_rows,
-    rotary_table_elements,
-    rotary_tables,
 )
 
 HEAD_DIM = 32
@@ -24,6 +22,16 @@ HEAD_DIM = 32
 
 def frequencies(rotary_dim: int, theta: float = 1e6) -> np.ndarray:
     return (1.0 / theta ** (np.arange(0, rotary_dim, 2, dtype=np.float32) / rotary_dim)).astype(np.float32)
+
+
+def rotary_tables(
+    inverse_frequencies: np.ndarray, attention_scaling: float, positions: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of positions 0 to `positions` - 1, from a table of their own."""
+    rotary_dim = 2 * len(inverse_frequencies)
+    table = torch.empty(positions * rotary_dim)
+    fill_rotary_table(table, inverse_frequencies, attention_scaling)
+    return rotary_rows(table, torch.arange(positions), rotary_dim, torch.float32)
 
 
 def qwen3() -> Qwen3RotaryEmbedding:
@@ -41,7 +49,7 @@ def qwen35(factor: float, sections: bool) -> Qwen3_5TextRotaryEmbedding:
 def rows_of(module: torch.nn.Module, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows of a table filled with the frequencies of transformers' module."""
     rotary_dim = 2 * len(module.inv_freq)
-    table = torch.full((rotary_table_elements(40_000, rotary_dim),), torch.nan)
+    table = torch.full((40_000 * rotary_dim,), torch.nan)
     fill_rotary_table(table, module.inv_freq, module.attention_scaling)
     return rotary_rows(table, positions, rotary_dim, dtype)
 
@@ -87,7 +95,7 @@ def test_attention_scaling_scales_what_is_rotated() -> None:
 
 
 def test_the_table_is_filled_whole_and_in_place() -> None:
-    table = torch.full((rotary_table_elements(11, 6),), torch.nan)
+    table = torch.full((11 * 6,), torch.nan)
     pointer = table.data_ptr()
     fill_rotary_table(table, torch.from_numpy(frequencies(6)), 1.0)
     assert table.data_ptr() == pointer

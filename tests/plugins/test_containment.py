@@ -16,6 +16,11 @@ HEAD = "from trivet.plugin import ModelFamily, WeightMap, hookimpl\n"
 FAULTS = {
     "raises at import": ("import", "raise OSError('no kernel library')", "OSError: no kernel library"),
     "exits at import": ("import", "raise SystemExit(3)", "SystemExit: 3"),
+    "panics at import": (
+        "import",
+        "class Panic(BaseException): pass\nraise Panic('in an extension')",
+        "Panic: in an extension",
+    ),
     "needs what is missing": ("import", "import a_module_that_is_not_there", "No module named"),
     "names nothing": ("import", "plugins = 1", "module 'faulty' has no 'plugin'"),
     "is a class": (

@@ -106,6 +106,19 @@ def test_damaged_metadata_is_listed_and_harms_no_other_plugin(site: Path) -> Non
     assert manager.family_for("toy").name == "toy"
 
 
+def test_metadata_that_is_no_text_is_listed_and_harms_no_other_plugin(site: Path) -> None:
+    install(site, "damaged", {FAMILIES: {"other": "damaged:plugin"}})
+    path = site / "damaged-1.0.dist-info" / "entry_points.txt"
+    path.write_bytes(path.read_bytes() + b"bad = \xff\xfe\n")
+    install(site, "sound", {FAMILIES: {"toy": "sound:plugin"}}, {"sound": working_family("toy")})
+    manager = discover(site)
+    assert {(r.distribution, r.status, r.phase) for r in manager.records} == {
+        ("damaged", "failed", "metadata"),
+        ("sound", "ready", None),
+    }
+    assert manager.family_for("toy").name == "toy"
+
+
 def test_a_distribution_without_a_name_is_still_listed(site: Path) -> None:
     install(site, "nameless", {FAMILIES: {"toy": "x:plugin"}}, metadata="Metadata-Version: 2.1\n")
     assert only(discover(site)).name == "toy"

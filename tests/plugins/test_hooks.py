@@ -134,6 +134,21 @@ def test_trivet_observe_step_that_raises_is_dropped_and_harms_nobody(caplog: pyt
     assert "cannot count" in caplog.text
 
 
+def test_trivet_observe_step_that_exits_is_dropped_and_harms_nobody() -> None:
+    class Exiting:
+        @hookimpl
+        def trivet_observe_step(self, report: Any) -> None:
+            raise SystemExit(3)
+
+    sound = Counter()
+    manager = PluginManager.of(observers={"exiting": Exiting(), "sound": sound})
+    for step in range(2):
+        manager.observe_step(step)  # type: ignore[arg-type]
+    assert sound.seen == [0, 1]
+    record = next(record for record in manager.records if record.name == "exiting")
+    assert (record.status, record.phase, record.error) == ("failed", "call", "SystemExit: 3")
+
+
 def test_trivet_observe_step_may_leave_out_the_report() -> None:
     class Steps:
         count = 0

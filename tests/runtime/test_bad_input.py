@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -67,6 +68,9 @@ def quick_and_small() -> Iterator[None]:
         ({"vocab_size": True}, "vocab_size"),
         ({"num_attention_heads": 5}, "KV heads"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+        ({"rms_norm_eps": -1e-6}, "rms_norm_eps"),
+        ({"layer_types": ["full_attention"]}, "layer_types"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "layer_types"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "longrope"),
         ({"use_sliding_window": True, "sliding_window": 16}, "use_sliding_window"),
@@ -131,6 +135,12 @@ def test_a_bad_argument_of_load_is_named(argument: str, value: Any, checkpoint: 
     settings = {"device": "cpu", "limits": LIMITS} | {argument: value}
     with pytest.raises(trivet.ConfigError, match="cuda" if value == "cuda:99" else f"(?i){argument}|{value}"):
         trivet.Runtime.load(checkpoint, **settings)
+
+
+@pytest.mark.parametrize("device", [None, 5, "cuda", "h2OO"])
+def test_a_device_that_cannot_be_planned_for_is_named(device: Any, saved: Path) -> None:
+    with pytest.raises(trivet.ConfigError, match="h200"):
+        trivet.plan_memory(saved, device=device, limits=LIMITS)
 
 
 def test_a_missing_checkpoint_says_what_was_expected(tmp_path: Path) -> None:
@@ -214,6 +224,55 @@ def test_a_bad_request_is_refused_at_the_call_and_changes_nothing(
         with pytest.raises(trivet.RequestRejected, match=text):
             call()
     assert runtime.stats() == before
+
+
+@pytest.mark.parametrize(
+    ("prompts", "sampling", "text"),
+    [
+        (None, None, "prompts"),
+        (5, None, "prompts"),
+        ([1, 2, 3], None, "prompt"),
+        ([[1]], 5, "sampling"),
+        ([[1]], {}, "sampling"),
+        ([[1]], [trivet.Sampling()] * 2, "sampling"),
+    ],
+)
+def test_a_batch_of_the_wrong_kind_is_refused(prompts: Any, sampling: Any, text: str, runtime: trivet.Runtime) -> None:
+    with pytest.raises(trivet.RequestRejected, match=text):
+        runtime.generate(prompts, sampling)
+
+
+@pytest.fixture(scope="module")
+def chatting(text_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[trivet.Runtime]:
+    directory = tmp_path_factory.mktemp("chatting")
+    shutil.copytree(text_checkpoint, directory, dirs_exist_ok=True)
+    (directory / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    with trivet.Runtime.load(directory, device="cpu", limits=LIMITS, autostart=False) as runtime:
+        yield runtime
+
+
+@pytest.mark.parametrize("call", ["chat", "stream", "astream", "submit"])
+def test_a_value_that_is_no_sampling_is_refused(call: str, chatting: trivet.Runtime) -> None:
+    with pytest.raises(trivet.RequestRejected, match="sampling"):
+        getattr(chatting, call)([{"role": "user", "content": "hi"}] if call == "chat" else [1], {})
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [None, 5, "hi", [], [1], ["hi"], {"role": "user", "content": "hi"}, [{"role": "user"}], [{"role": 1}], [[1, 2]]],
+    ids=repr,
+)
+def test_messages_of_the_wrong_shape_are_refused(messages: Any, chatting: trivet.Runtime) -> None:
+    with pytest.raises(trivet.RequestRejected, match="message"):
+        chatting.chat(messages)
+
+
+def test_a_batch_may_be_any_iterable_and_may_be_empty(runtime: trivet.Runtime) -> None:
+    one = trivet.Sampling(max_new_tokens=1)
+    listed = runtime.generate([[1], [2]], one)
+    lazy = runtime.generate(([token] for token in (1, 2)), (one for _ in range(2)))
+    assert [out.token_ids for out in lazy] == [out.token_ids for out in listed]
+    assert runtime.generate([]) == []
 
 
 def test_scoring_passes_the_same_gate(runtime: trivet.Runtime) -> None:

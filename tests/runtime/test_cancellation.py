@@ -115,6 +115,20 @@ def test_asyncio_streams_and_cancels(autostart: bool, family_checkpoint: Path) -
         assert_at_rest(runtime)
 
 
+@pytest.mark.parametrize("autostart", [False, True])
+def test_an_asyncio_stream_may_be_made_outside_a_loop_and_read_in_several(
+    autostart: bool, family_checkpoint: Path
+) -> None:
+    with trivet.Runtime.load(family_checkpoint, device="cpu", limits=LIMITS, autostart=autostart) as runtime:
+        stream = runtime.astream([1, 2, 3], trivet.Sampling(max_new_tokens=8))
+
+        async def read(count: int) -> list[int]:
+            return [(await anext(stream)).token_id for _ in range(count)]
+
+        tokens = asyncio.run(read(3)) + asyncio.run(read(5))
+        assert tokens == list(runtime.generate([[1, 2, 3]], trivet.Sampling(max_new_tokens=8))[0].token_ids)
+
+
 def test_close_ends_open_requests_with_runtime_down_and_joins_its_thread(family_checkpoint: Path) -> None:
     runtime = trivet.Runtime.load(family_checkpoint, device="cpu", limits=LIMITS)
     thread = runtime._thread

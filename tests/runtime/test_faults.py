@@ -23,6 +23,7 @@ SITES = [
     "model.logits",
     "state.clear",
     "state.save",
+    "state.restore",
     "sampler.bind",
     "sampler.groups",
     "sampler.accept",
@@ -42,6 +43,7 @@ def site_of(runtime: trivet.Runtime, site: str) -> tuple[Any, str]:
         "model.logits": (engine.model, "logits"),
         "state.clear": (engine.state, "clear"),
         "state.save": (engine.state, "save"),
+        "state.restore": (engine.state, "restore"),
         "sampler.bind": (engine.sampling, "bind"),
         "sampler.groups": (engine.sampling, "groups"),
         "sampler.accept": (engine.sampling, "accept"),
@@ -75,6 +77,7 @@ def test_a_fault_at_any_call_site_ends_its_step_and_the_rest_is_unchanged(
         if site.startswith("state") and runtime._engine.state is None:
             pytest.skip("a dense model has no state")
         expected = [runtime.generate([prompt], SAMPLING)[0].token_ids for prompt in prompts]
+        faults = 0
         for call in (1, 2, 3):
             target, name = site_of(runtime, site)
             fault = FailsOnce(getattr(target, name), call, MemoryError(f"injected at {site}"))
@@ -83,6 +86,7 @@ def test_a_fault_at_any_call_site_ends_its_step_and_the_rest_is_unchanged(
                 outs = runtime.generate(prompts, SAMPLING)
             failed = [out for out in outs if out.finish_reason == "error"]
             assert bool(failed) == fault.raised
+            faults += fault.raised
             for out, tokens in zip(outs, expected, strict=True):
                 if out.finish_reason == "error":
                     assert isinstance(out.error, MemoryError)
@@ -90,6 +94,7 @@ def test_a_fault_at_any_call_site_ends_its_step_and_the_rest_is_unchanged(
                 else:
                     assert out.token_ids == tokens
             assert_at_rest(runtime)
+        assert faults, "the site was never reached"
         assert [runtime.generate([prompt], SAMPLING)[0].token_ids for prompt in prompts] == expected
 
 

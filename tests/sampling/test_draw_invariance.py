@@ -1,5 +1,7 @@
 """Equal logits, seed and position give equal tokens: alone, beside others, in any place, after a restart."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -128,3 +130,24 @@ def test_a_request_without_a_seed_draws_from_the_one_it_is_given(sample_rows) ->
     own = sample_rows(logits, [Sampling(temperature=1.0, seed=row) for row in range(64)], seeds=[9] * 64).token_ids
     assert none == own
     assert len(set(none)) > 50
+
+
+def test_a_slot_whose_binding_was_broken_off_is_written_anew(
+    make_batch: Callable[[int, int], SamplingBatch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = make_batch(2, 10)
+    first, second = Sampling(temperature=1.0, top_k=3, seed=1), Sampling(temperature=0.5, top_k=4, seed=2)
+    batch.bind(0, first, [0])
+
+    class Failing:
+        def __setitem__(self, slot: int, value: float) -> None:
+            raise MemoryError
+
+    inner = batch._buffers
+    broken = {name: batch[name] for name in ("temperature", "top_k", "top_p", "min_p")} | {"seed": Failing()}
+    monkeypatch.setattr(batch, "_buffers", broken)
+    with pytest.raises(MemoryError):
+        batch.bind(0, second, [0])
+    monkeypatch.setattr(batch, "_buffers", inner)
+    batch.bind(0, first, [0])
+    assert (batch["temperature"][0], batch["top_k"][0], batch["seed"][0]) == (1.0, 3, 1)

@@ -6,6 +6,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from trivet.sampling import Sampling, sampler_scratch_bytes
 from trivet.sampling.logprobs import token_logprobs
+from trivet.sampling.params import LOGPROBS_MAX
 from trivet.sampling.sampler import sample
 
 
@@ -64,12 +65,18 @@ def test_samples_cross_to_the_host_in_one_transfer(make_batch) -> None:
 
 
 @pytest.mark.parametrize(
-    "asked",
-    [{"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.99, "frequency_penalty": 0.1}, {"logprobs": 20_000}],
-    ids=["drawn", "sorted", "scored"],
+    ("asked", "rows", "vocabulary"),
+    [
+        ({"temperature": 1.0}, 30, 20_000),
+        ({"temperature": 1.0, "top_p": 0.99, "frequency_penalty": 0.1}, 30, 20_000),
+        ({"logprobs": LOGPROBS_MAX}, 30, 20_000),
+        ({"logprobs": LOGPROBS_MAX}, 300, LOGPROBS_MAX),
+    ],
+    ids=["drawn", "sorted", "scored", "many scored"],
 )
-def test_scratch_stays_within_its_stated_bound(make_batch, asked: dict[str, float]) -> None:
-    rows, vocabulary = 30, 20_000
+def test_what_is_held_stays_within_its_stated_bound(
+    make_batch, asked: dict[str, float], rows: int, vocabulary: int
+) -> None:
     batch = make_batch(rows, vocabulary)
     for slot in range(rows):
         batch.bind(slot, Sampling(**asked), [0])
@@ -77,12 +84,11 @@ def test_scratch_stays_within_its_stated_bound(make_batch, asked: dict[str, floa
     groups = batch.groups(slots)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         result = sample(batch, logits, slots, slots, groups)
+        result.packed()
     held = most = 0
     events = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]
     for event in sorted(events, key=lambda event: event.start_ns()):
         held += event.nbytes()
         most = max(most, held)
-    results = [result.logprobs.top, result.logprobs.top_ids] if result.logprobs is not None else []
     assert most > vocabulary * 4
-    most -= sum(tensor.nbytes for tensor in results)
     assert most <= sampler_scratch_bytes(rows, vocabulary, "cpu") + 2**16, "small [rows] tensors aside"

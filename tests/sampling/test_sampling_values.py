@@ -24,7 +24,7 @@ BAD = [
     ("stop", ["", ["a", ""], [1], 3, b"bytes"]),
     ("stop_token_ids", [[-1], ["1"], [True], 5, "12"]),
     ("ignore_eos", [1, None]),
-    ("logprobs", [-1, 100_001, 1.0, True]),
+    ("logprobs", [-1, 4097, 1.0, True]),
 ]
 
 
@@ -66,8 +66,7 @@ def test_stops_are_normalised_to_tuples(one: str, several: list[str], ids: list[
 
 def test_what_a_request_needs_follows_from_its_fields() -> None:
     assert Sampling(top_k=5, top_p=0.5, min_p=0.1).greedy
-    assert not Sampling(top_k=5, top_p=0.5, min_p=0.1).needs_filter
-    assert Sampling(temperature=1, min_p=0.1).needs_filter
+    assert not Sampling(top_k=5, top_p=0.5, min_p=0.1).needs_ranking
     assert not Sampling(temperature=1, min_p=0.1).needs_ranking
     assert Sampling(temperature=1, top_p=0.5).needs_ranking
     assert not Sampling(temperature=1).needs_penalties

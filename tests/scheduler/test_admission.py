@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.scheduler.fake_engine import World
 
-from trivet.caches.freelist import AccountingError
 from trivet.capacity import Limits
 from trivet.checked import ceil_div
-from trivet.errors import ConfigError, RequestRejected
+from trivet.errors import AccountingError, ConfigError, RequestRejected
 from trivet.scheduler import AdmissionGate, Request
 
 LIMITS = Limits(max_requests=2, max_step_tokens=8, max_context=32, page_size=4)

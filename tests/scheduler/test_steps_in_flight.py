@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.scheduler.fake_engine import World, audit, solo_run
 
-from trivet.caches.freelist import AccountingError
 from trivet.capacity import Limits
+from trivet.errors import AccountingError
 from trivet.scheduler import Ending, Request
 
 

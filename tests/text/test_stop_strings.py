@@ -46,7 +46,10 @@ def test_streamed_text_is_the_decoding_cut_at_the_stop(all_tokenizers, kind: str
     tokenizer: Tokenizer = all_tokenizers[kind]
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size), max_size=30))
     whole = tokenizer.decode(ids)
-    stops = data.draw(st.lists(st.text(alphabet=whole or "a", min_size=1, max_size=4), max_size=3))
+    # No U+FFFD in a stop string: at the end of a token it may still become a character, so that a stop which ends
+    # before it is complete first, though one with it would begin further to the left.
+    alphabet = whole.replace("\ufffd", "") or "a"
+    stops = data.draw(st.lists(st.text(alphabet=alphabet, min_size=1, max_size=4), max_size=3))
     decoder = StreamDecoder(tokenizer, tuple(stops))
     streamed, taken = "", []
     for token_id in ids:

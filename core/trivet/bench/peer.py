@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 TIE = {"float32": 2e-3, "bfloat16": 0.125, "float16": 0.02}
 """Logits that are no further apart may change places by rounding alone."""
 ONE_BY_ONE, PADDED = "one by one", "padded batch"
+SINGLE_TURNS = 10
+"""A single request is over soon: in each pair the sides take so many turns, each time with another prompt."""
 
 Report = Callable[[str], None]
 
@@ -123,10 +125,12 @@ def bench_peer(settings: PeerSettings, report: Report) -> dict[str, Any]:
             f"{equality['ties']} part at two logits within {equality['tie_under']:g}"
         )
         pairs = range(settings.pairs)
-        singles = [_run_pair(runtime, peer, single(), pair, (ONE_BY_ONE,)) for pair in pairs]
+        singles = [
+            [_run_pair(runtime, peer, single(), turn, (ONE_BY_ONE,)) for turn in range(SINGLE_TURNS)] for _ in pairs
+        ]
         mixes = [_run_pair(runtime, peer, mixed(), pair, (ONE_BY_ONE, PADDED)) for pair in pairs]
     comparisons = {
-        "one request": _comparison(singles, ONE_BY_ONE),
+        "one request": _comparison([_together(turns) for turns in singles], ONE_BY_ONE),
         f"{settings.requests} requests, {ONE_BY_ONE}": _comparison(mixes, ONE_BY_ONE),
         f"{settings.requests} requests, {PADDED}": _comparison(mixes, PADDED),
     }
@@ -143,7 +147,7 @@ def bench_peer(settings: PeerSettings, report: Report) -> dict[str, Any]:
         "equality": equality,
         "comparisons": comparisons,
         "runs": {
-            "one request": [[asdict(run) for run in pair] for pair in singles],
+            "one request": [[[asdict(run) for run in turn] for turn in turns] for turns in singles],
             "mixed requests": [[asdict(run) for run in pair] for pair in mixes],
         },
     }
@@ -266,6 +270,17 @@ def _run_pair(runtime: Runtime, peer: Peer, requests: Requests, pair: int, peer_
         if lengths != requests.new_tokens:
             raise BenchmarkError(f"{side}: {lengths} new tokens, expected {requests.new_tokens}")
         runs.append(Run(side, sum(lengths), wall_s, cpu_s))
+    return runs
+
+
+def _together(turns: Sequence[Sequence[Run]]) -> list[Run]:
+    """What each side did in all turns."""
+    runs = []
+    for side in sorted({run.side for run in turns[0]}):
+        own = [run for turn in turns for run in turn if run.side == side]
+        runs.append(
+            Run(side, sum(run.tokens for run in own), sum(run.wall_s for run in own), sum(run.cpu_s for run in own))
+        )
     return runs
 
 

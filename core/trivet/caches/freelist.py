@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trivet.errors import TrivetError
-
-
-class AccountingError(TrivetError, RuntimeError):
-    """Pages, slots or steps were accounted wrongly: a fault in Trivet itself, never in a request."""
+from trivet.errors import AccountingError
 
 
 class FreeList:

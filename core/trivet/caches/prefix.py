@@ -9,12 +9,11 @@ from itertools import islice
 from attrs import frozen
 
 from trivet.caches.digests import ROOT_DIGEST
-from trivet.caches.freelist import AccountingError
 from trivet.caches.node import PrefixNode
 from trivet.caches.pages import PagePool
 from trivet.caches.slots import SlotPool
 from trivet.caches.snapshots import SnapshotShelf
-from trivet.errors import ConfigError
+from trivet.errors import AccountingError, ConfigError
 
 
 @frozen(eq=False)

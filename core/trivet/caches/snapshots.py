@@ -28,11 +28,6 @@ class SnapshotShelf:
         """Ids that are neither attached nor lent."""
         return self._ids.free_count
 
-    @property
-    def attached_count(self) -> int:
-        """Nodes that carry a snapshot."""
-        return len(self._by_use)
-
     def take(self, *, first: PrefixNode | None = None, owner: int, spare: PrefixNode | None = None) -> int | None:
         """An id to save into, or None if none can be had. The least recently used snapshot makes room.
 

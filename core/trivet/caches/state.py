@@ -46,7 +46,7 @@ class StateOwner(Protocol):
         """Copy `snapshot` into `slot`; the snapshot stays as it is."""
 
 
-class StatePool:
+class StatePool(StateOwner):
     """The state owner over two layouts of the same shape: one for slots, one for snapshots."""
 
     def __init__(self, geometry: ModelGeometry, slots: Buffers, snapshots: Buffers) -> None:

@@ -6,11 +6,18 @@ import json
 import os
 from collections.abc import Sequence
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from attrs import field, frozen
 
 from trivet.errors import ConfigError
+
+CONTAINER_LIMIT_FILES = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
+"""Where Linux says how much memory a container may take, in its newer and its older form."""
 
 
 def _pair(value: Sequence[int] | None) -> tuple[int, int] | None:
@@ -54,8 +61,8 @@ class DeviceProfile:
         if name == "cpu":
             return cls(name="cpu", kind="cpu", memory_bytes=memory_bytes or _host_memory_bytes())
         shipped = shipped_profiles()
-        key = name.lower()
-        if key not in shipped:
+        key = name.lower() if isinstance(name, str) else None
+        if key is None or key not in shipped:
             raise ConfigError(f"no device profile named {name!r}: expected cpu or one of {', '.join(sorted(shipped))}")
         entry = shipped[key]
         return cls(
@@ -90,4 +97,15 @@ def shipped_profiles() -> dict[str, dict[str, Any]]:
 
 
 def _host_memory_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Memory of this machine, or what a container leaves of it if that is less."""
+    physical_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([physical_bytes, *filter(None, map(_limit_bytes, CONTAINER_LIMIT_FILES))])
+
+
+def _limit_bytes(file: Path) -> int | None:
+    """The number in `file`; None where there is none, as in ``max``."""
+    try:
+        text = file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return int(text) if text.isdecimal() else None

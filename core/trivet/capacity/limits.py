@@ -43,6 +43,16 @@ class Limits:
             raise CapacityExceeded("max_context", self.max_context, MOST_CONTEXT_TOKENS, advice)
 
     @property
+    def step_tokens(self) -> int:
+        """Tokens that one step can compute: no more than all contexts hold."""
+        return min(self.max_step_tokens, self.max_requests * self.max_context)
+
+    @property
+    def step_rows(self) -> int:
+        """Rows that one step can hold, each with a token."""
+        return min(self.max_requests, self.step_tokens)
+
+    @property
     def pages_per_request(self) -> int:
         """Pages that one request of the longest context spans."""
         return ceil_div(self.max_context, self.page_size)

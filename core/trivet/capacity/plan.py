@@ -76,10 +76,9 @@ class PlanCapacity:
 
     def __attrs_post_init__(self) -> None:
         limits, tile = self.limits, self.tile
-        tokens = min(limits.max_step_tokens, limits.max_requests * limits.max_context)
+        tokens, rows = limits.step_tokens, limits.step_rows
         # The worst mix: as many rows as fit, one token each; every further `query_tokens` tokens add one tile to
         # some row, until each row's context is full.
-        rows = min(limits.max_requests, tokens)
         tiles_per_row = checked.ceil_div(limits.max_context, tile.query_tokens)
         query_tiles = rows + min((tokens - rows) // tile.query_tokens, rows * (tiles_per_row - 1))
         kv_tiles = checked.ceil_div(limits.max_context, tile.kv_tokens)
@@ -168,8 +167,7 @@ class RuntimeCapacity:
         """
         if numeric_policy not in NUMERIC_POLICIES:
             raise ConfigError(f"numeric_policy is {numeric_policy!r}, expected one of {', '.join(NUMERIC_POLICIES)}")
-        step_tokens = min(limits.max_step_tokens, limits.max_requests * limits.max_context)
-        step_rows = min(limits.max_requests, step_tokens)
+        step_tokens, step_rows = limits.step_tokens, limits.step_rows
         logit_rows = max(step_rows, min(step_tokens, SCORE_BLOCK_ROWS))
         checked.int32("vocabulary", geometry.vocab_size)
         checked.int64("logits of a step", logit_rows * geometry.vocab_size * 8)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trivet.cli.debug import debug_option
+from trivet.cli.numbers import Number
 from trivet.cli.progress import answers_bar, loading_bar
 from trivet.cli.sizing import COUNT, sizing_arguments, sizing_options
 
@@ -28,9 +29,9 @@ DEFAULT_NEW_TOKENS = 64
 @click.option("--device", metavar="NAME", help="cpu, cuda or cuda:1; CUDA if there is one by default.")
 @click.option("--weights", type=click.Choice(["checkpoint", "random"]), help="Where the weights come from.")
 @click.option("--max-new-tokens", type=COUNT, default=DEFAULT_NEW_TOKENS, show_default=True, help="Most new tokens.")
-@click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="0 is greedy.")
+@click.option("--temperature", type=Number(min=0), default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--top-k", type=click.IntRange(min=0), default=0, help="Draw from the k most probable tokens; 0: all.")
-@click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=1.0, help="Draw from this probability.")
+@click.option("--top-p", type=Number(0, 1, min_open=True), default=1.0, help="Draw from this probability.")
 @click.option("--seed", type=int, help="Seed of the draws; equal seeds draw equal tokens.")
 @click.option("--stop", multiple=True, metavar="TEXT", help="End at this text; may be given several times.")
 @click.option("--chat", is_flag=True, help="Each prompt is a user's message, put through the chat template.")

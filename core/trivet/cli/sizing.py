@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from trivet.capacity.limits import Limits
+from trivet.cli.numbers import Number
 from trivet.dtypes import SERVED
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -33,7 +34,7 @@ def sizing_options(command: Command) -> Command:
         click.option("--kv-pages", type=COUNT, help="Pages of the KV cache; what the memory leaves by default."),
         click.option(
             "--memory-fraction",
-            type=click.FloatRange(0, 1, min_open=True),
+            type=Number(0, 1, min_open=True),
             help="Part of the device's memory that the whole runtime may take.",
         ),
     ]

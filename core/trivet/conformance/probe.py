@@ -21,6 +21,7 @@ from trivet.config.document import ConfigDocument
 from trivet.errors import TrivetError
 from trivet.plugin.groups import FAMILIES
 from trivet.plugin.manager import PluginManager
+from trivet.sampling.seeds import derive_seed
 
 ABSURD_LAYERS = (2**31 - 1, 10**30)
 ABSURD_MEMORY_BYTES = 8 * 2**30
@@ -67,6 +68,7 @@ def describe(model_type: str) -> dict[str, Any]:
         "model_types": list(family.model_types),
         "capabilities": attrs.asdict(family.capabilities),
         "models": models,
+        "seeds of requests": [derive_seed(0, request_id) for request_id in range(3)],
     }
 
 

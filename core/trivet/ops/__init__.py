@@ -10,8 +10,6 @@ from trivet.ops.rotary import (
     apply_rotary_,
     fill_rotary_table,
     rotary_rows,
-    rotary_table_elements,
-    rotary_tables,
 )
 
 __all__ = [
@@ -28,7 +26,5 @@ __all__ = [
     "gated_rms_norm",
     "rms_norm",
     "rotary_rows",
-    "rotary_table_elements",
-    "rotary_tables",
     "silu_and_mul",
 ]

@@ -2,8 +2,8 @@
 
 Entry ``i`` of a head is rotated together with entry ``i + rotary_dim / 2``; entries from `rotary_dim` on pass.
 
-One table per distinct rope is kept, as an owned flat float32 buffer of `rotary_table_elements`. Its row for
-a position is ``[cosines | sines]``, each ``rotary_dim / 2`` long (also the ``cos_sin_cache`` of FlashInfer). Once
+One table per distinct rope is kept, as an owned flat float32 buffer (`trivet.layers.rotary_layout`). Its row for a
+position is ``[cosines | sines]``, each ``rotary_dim / 2`` long (also the ``cos_sin_cache`` of FlashInfer). Once
 per step `rotary_rows` gathers the rows of that step's positions and widens them to what `apply_rotary_`
 multiplies with; every layer uses those.
 """
@@ -12,11 +12,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-
-
-def rotary_table_elements(positions: int, rotary_dim: int) -> int:
-    """Length, in float32 elements, of the table for `positions` positions."""
-    return positions * rotary_dim
 
 
 def fill_rotary_table(
@@ -28,7 +23,7 @@ def fill_rotary_table(
     agree at long contexts too. Nothing of the table's size is allocated beside it.
 
     Args:
-        out: flat and contiguous, float32, of `rotary_table_elements` elements.
+        out: flat and contiguous, float32, of ``rotary_dim`` elements for each position.
         inverse_frequencies: radians per position, ``[rotary_dim / 2]``.
         attention_scaling: factor on cosines and sines; 1 but for yarn.
 
@@ -40,7 +35,7 @@ def fill_rotary_table(
     if out.dim() != 1 or out.numel() % (2 * half):
         raise ValueError(
             f"rotary table: found shape {tuple(out.shape)}, expected one dimension with a multiple of "
-            f"{2 * half} elements; size it with rotary_table_elements"
+            f"{2 * half} elements, as its layout has it"
         )
     rows = out.view(-1, 2, half)
     cosines, sines = rows.unbind(1)
@@ -68,24 +63,6 @@ def rotary_rows(table: Tensor, positions: Tensor, rotary_dim: int, dtype: torch.
     rows = table.view(-1, rotary_dim).index_select(0, positions).to(dtype).unsqueeze(1)
     cosines, sines = rows.chunk(2, dim=-1)
     return torch.cat((cosines, cosines), dim=-1), torch.cat((-sines, sines), dim=-1)
-
-
-def rotary_tables(
-    inverse_frequencies: npt.NDArray[np.float32] | Tensor,
-    attention_scaling: float,
-    positions_count: int,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype = torch.float32,
-) -> tuple[Tensor, Tensor]:
-    """`rotary_rows` of positions 0 to `positions_count` - 1 from a table made for the call.
-
-    For tests and scripts; the runtime fills a buffer that it has reserved.
-    """
-    rotary_dim = 2 * len(inverse_frequencies)
-    elements = rotary_table_elements(positions_count, rotary_dim)
-    table = torch.empty(elements, dtype=torch.float32, device=device)
-    fill_rotary_table(table, inverse_frequencies, attention_scaling)
-    return rotary_rows(table, torch.arange(positions_count, device=device), rotary_dim, dtype)
 
 
 def apply_rotary_(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:

@@ -81,7 +81,9 @@ def _shadowed(distribution: metadata.Distribution, text: str, path: list[str]) -
 def _entry_points_text(distribution: metadata.Distribution) -> str:
     try:
         return distribution.read_text(_METADATA_FILE) or ""
-    except (OSError, UnicodeDecodeError):
+    except UnicodeDecodeError as error:
+        return error.object.decode(errors="replace")  # enough to tell whether it speaks of Trivet
+    except OSError:
         return ""
 
 

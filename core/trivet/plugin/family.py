@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from attrs import field, frozen
@@ -12,7 +13,7 @@ from attrs import field, frozen
 from trivet.attention.paths import standard_paths
 from trivet.attention.protocol import DecodePath
 from trivet.config.document import ConfigDocument
-from trivet.errors import ConfigError, PluginError
+from trivet.errors import ConfigError, PluginError, TrivetError
 from trivet.geometry import ModelGeometry
 from trivet.plugin.capabilities import Capabilities
 from trivet.plugin.checks import as_tuple, check_name, check_paths, wrong_field
@@ -106,7 +107,9 @@ class ModelFamily:
         module, _, attribute = self.build.partition(":")
         try:
             found: Any = importlib.import_module(module)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             raise PluginError(
                 f"{where}, and importing {module} failed: {type(error).__name__}: {error}; "
                 "install what it needs, or correct the field"
@@ -119,6 +122,23 @@ class ModelFamily:
             raise PluginError(f"{where}, which is {found!r}: expected a callable that builds the decoder")
         builder: Builder = found
         return builder
+
+    @contextmanager
+    def blamed(self, what: str, *others: type[Exception]) -> Iterator[None]:
+        """Turn whatever the family's own code raises in `what` into a `PluginError` that names both.
+
+        Trivet's own errors pass as they are, and so do `others`.
+        """
+        passing: tuple[type[BaseException], ...] = (TrivetError, KeyboardInterrupt, *others)
+        try:
+            yield
+        except passing:
+            raise
+        except BaseException as error:
+            raise PluginError(
+                f"model family {self.name!r} failed in {what}: {type(error).__name__}: {error}; tell its author, or "
+                "install a version that serves this checkpoint"
+            ) from error
 
     def require(self, capability: str) -> None:
         """Raise `ConfigError` unless the family supports `capability`, saying what to do instead."""

@@ -75,7 +75,9 @@ class Plugin:
         assert self._hooks is not None
         try:
             self._hooks.hook.trivet_observe_step(report=report)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             failure = self._fail("call", error)
             logger.warning("%s; it is not called again", failure, exc_info=error)
 
@@ -96,7 +98,9 @@ class Plugin:
         """Turn what is raised into a failed record. `own`: the phase where it is a `PluginError`."""
         try:
             yield
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # also what exits the process or panics in an extension
             raise self._fail(own if isinstance(error, PluginError) else phase, error) from error
 
     def _fail(self, phase: Phase, error: BaseException) -> PluginError:

@@ -110,7 +110,7 @@ def reserve(
     pages = kv_pages
     if pages is None:
         left = budget_bytes - fixed - padding
-        pages = max(0, left // page_bytes) if page_bytes else (most_pages or 1)
+        pages = max(0, left // page_bytes) if page_bytes else checked.INT32_MAX
         pages = min(pages, checked.INT32_MAX - 1)
         if most_pages is not None:
             pages = min(pages, most_pages)
@@ -134,9 +134,10 @@ def _too_small(ledger: MemoryLedger, page_bytes: int, *, exact: bool) -> str:
     if candidates:
         largest = max(candidates, key=lambda line: line.bytes)
         advice = f"lower {largest.lower} ({largest.name!r} takes {size_text(largest.bytes)}), or {advice}"
+    asked = f"kv_pages={ledger.kv_pages}" if exact else "one KV page"
     return (
         f"the memory budget of {size_text(ledger.budget_bytes)} ({ledger.budget_bytes} bytes) is {short} bytes too "
-        f"small for what the limits ask for and one KV page: {advice}.\n{ledger.table()}"
+        f"small for what the limits ask for and {asked}: {advice}.\n{ledger.table()}"
     )
 
 

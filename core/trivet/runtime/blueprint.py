@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from attrs import evolve, frozen
 
@@ -16,7 +17,7 @@ from trivet.caches.kv import kv_layout
 from trivet.caches.state import PADDING_SLOTS, snapshots_within, state_layout
 from trivet.capacity import DeviceProfile, Limits, RuntimeCapacity, TileShape
 from trivet.config.document import ConfigDocument
-from trivet.errors import ConfigError
+from trivet.errors import ConfigError, PluginError
 from trivet.geometry import AttentionGeometry, ModelGeometry
 from trivet.layers.rotary_layout import rotary_layout
 from trivet.layout import BufferLayout, BufferSpec
@@ -28,6 +29,8 @@ from trivet.sampling.layout import penalty_layout, sampler_layout, sampler_scrat
 from trivet.weights.map import WeightMap
 
 logger = logging.getLogger("trivet.blueprint")
+
+Value = TypeVar("Value")
 
 CUDA_SNAPSHOT_STRIDE = 256
 SNAPSHOTS_PER_REQUEST = 8
@@ -93,7 +96,7 @@ def draw_blueprint(directory: Path, options: SizingOptions, device: DeviceProfil
     """
     document = ConfigDocument.read(directory)
     family = plugins.family_for(document.model_type)
-    geometry = family.read_geometry(document)
+    geometry = _given(family, "read_geometry", ModelGeometry, lambda: family.read_geometry(document))
     _require_capabilities(family, geometry, device, options)
     limits = options.limits or _default_limits(geometry, device)
     dtype = options.dtype or geometry.dtype
@@ -109,7 +112,7 @@ def draw_blueprint(directory: Path, options: SizingOptions, device: DeviceProfil
     grain_tokens = _prefix_grain(geometry, limits, device, options.snapshot_stride)
     budget_bytes = options.budget_bytes(device.memory_bytes)
     snapshot_count = _snapshot_count(geometry, limits, dtype, budget_bytes, options)
-    weight_map = family.weight_map(geometry)
+    weight_map = _given(family, "weight_map", WeightMap, lambda: family.weight_map(geometry))
     layouts = {
         "weights": weight_map.layout(dtype),
         "inputs": _inputs_layout(capacity),
@@ -146,7 +149,7 @@ def draw_blueprint(directory: Path, options: SizingOptions, device: DeviceProfil
         lambda pages: kv_layout(geometry, limits.page_size, pages, dtype),
         budget_bytes=budget_bytes,
         kv_pages=options.kv_pages,
-        most_pages=limits.logical_pages if device.kind == "cpu" else None,
+        most_pages=limits.logical_pages if device.kind == "cpu" or not geometry.attention_layers else None,
     )
     return Blueprint(
         directory=directory,
@@ -164,6 +167,15 @@ def draw_blueprint(directory: Path, options: SizingOptions, device: DeviceProfil
         ledger=ledger,
         **layouts,
     )
+
+
+def _given(family: ModelFamily, what: str, kind: type[Value], call: Callable[[], object]) -> Value:
+    """What the family's function gives; `PluginError` if that raises or gives anything but a `kind`."""
+    with family.blamed(what):
+        found = call()
+    if not isinstance(found, kind):
+        raise PluginError(f"model family {family.name!r}: {what} returned {found!r}, expected a {kind.__name__}")
+    return found
 
 
 def _require_capabilities(

@@ -6,7 +6,9 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import torch
@@ -14,7 +16,7 @@ import torch
 from trivet.attention import PlanOwner
 from trivet.caches.kv import KvCache
 from trivet.caches.state import StatePool
-from trivet.errors import TrivetError
+from trivet.errors import RequestRejected, UnusableLogits
 from trivet.geometry import AttentionGeometry
 from trivet.layers.context import StepContext
 from trivet.layers.decoder import DecoderModel
@@ -22,6 +24,7 @@ from trivet.layers.rotary import RotaryTable
 from trivet.layout import Buffers
 from trivet.ops.packed import PackedRows
 from trivet.runtime.blueprint import Blueprint
+from trivet.runtime.fault import device_is_lost, release_locals
 from trivet.runtime.output import RequestOutput
 from trivet.runtime.step import StepReport
 from trivet.sampling.batch import SamplingBatch
@@ -35,19 +38,16 @@ from trivet.scheduler.scheduler import Scheduler
 logger = logging.getLogger("trivet.engine")
 
 
-class UnusableLogits(TrivetError):
-    """A row's logits hold NaN or no finite value; its request ends, the others go on."""
-
-
 class Engine:
     """The device side of a runtime: model, caches, owners and sampler around one scheduler.
 
-    `step` is called by one thread at a time. `lock` guards the scheduler and is held only while it plans and
-    completes, not while the device works.
+    `step` is called by one thread at a time. `lock` guards the accounts (the scheduler, who reads what, which slots are
+    bound) and is held only while they change, not while the device works.
 
     Attributes:
         plan_updates: plan owners' updates so far.
-        fatal: the fault that left the device unusable, if one has.
+        fatal: the fault after which no further step can be made, if there was one: a lost device, or an exception that
+            left the accounts half changed.
         owned: the live buffers behind each owned line of the ledger, by the line's name.
     """
 
@@ -84,6 +84,9 @@ class Engine:
         self._outputs: dict[int, RequestOutput] = {}
         self._ends: dict[int, frozenset[int]] = {}
         self._bound_slots: dict[int, int] = {}
+        self._cancelled: deque[Request] = deque()
+        self._changing = False
+        self._closed = False
 
     @property
     def has_work(self) -> bool:
@@ -92,13 +95,13 @@ class Engine:
 
     def submit(self, request: Request, output: RequestOutput) -> None:
         """Queue a request that passed the admission gate."""
-        with self.lock:
+        with self._accounts():
+            self.scheduler.submit(request)
             self._outputs[request.id] = output
             sampling = request.sampling
             if sampling is not None:
                 own = frozenset(sampling.stop_token_ids)
                 self._ends[request.id] = own if sampling.ignore_eos else own | self._end_token_ids
-            self.scheduler.submit(request)
         logger.debug(
             "request %d submitted: %d prompt tokens, at most %d new",
             request.id,
@@ -108,45 +111,60 @@ class Engine:
         )
 
     def cancel(self, request: Request) -> None:
-        """End `request` as cancelled, wherever it is; nothing happens if it has ended."""
-        with self.lock:
-            self.scheduler.cancel(request)
-            self._settle(request)
+        """End `request` as cancelled, wherever it is; nothing happens if it has ended.
+
+        Never waits, because the garbage collector may call it (a stream that was dropped) on any thread and in the
+        middle of anything. While the accounts are being changed it is only noted: who changes them carries it out
+        afterwards, or at the latest the next step does.
+        """
+        self._cancelled.append(request)
+        if self.lock.acquire(blocking=False):
+            try:
+                with self._accounts():
+                    pass
+            finally:
+                self.lock.release()
 
     def end_all(self, error: BaseException) -> None:
-        """End every open request with `error`."""
+        """End every open request with `error`. Nothing can be submitted or cancelled any more."""
         with self.lock:
-            for output in self._outputs.values():
-                output.finish("error", error)
+            self._changing = True
+            while self._cancelled:
+                output = self._outputs.pop(self._cancelled.popleft().id, None)
+                if output is not None:
+                    output.finish("cancelled")
+            outputs = list(self._outputs.values())
             self._outputs.clear()
             self._ends.clear()
+            for output in outputs:
+                output.finish("error", error)
 
     def step(self) -> StepReport:
         """Plan, compute and complete one step; returns at once when there is nothing to do.
 
-        An exception inside ends the requests of the step and no other; it is not raised here.
+        An exception inside the computation ends the requests of the step and no other; it is not raised here.
         """
         started = time.perf_counter()
-        with self.lock:
+        with self._accounts():
             plan = self.scheduler.schedule()
-            if plan is None:
-                return StepReport()
+        if plan is None:
+            return StepReport()
         new_tokens, failed = 0, 0
         try:
             samples, scores = self._compute(plan)
         except BaseException as error:
-            logger.warning("step %d failed and ends %d requests: %s", plan.serial, len(plan.requests), error)
-            if _device_is_lost(error):
+            release_locals(error)
+            if device_is_lost(error):
                 self.fatal = error
-            with self.lock:
-                self.scheduler.fail(plan, error)
-                failed = len(plan.requests)
+            with self._accounts():
+                failed = len(self.scheduler.fail(plan, error))
+                logger.warning("step %d failed and ends %d requests: %s", plan.serial, failed, error)
                 for request in plan.requests:
                     self._settle(request)
             if not isinstance(error, Exception):
                 raise
         else:
-            with self.lock:
+            with self._accounts():
                 new_tokens, failed = self._accept(plan, samples, scores)
         return StepReport(
             prefill_tokens=plan.prefill_tokens,
@@ -159,14 +177,48 @@ class Engine:
         )
 
     def close(self) -> None:
-        """Release every buffer. Idempotent."""
-        for owner in self.owners.values():
-            owner.close()
-        self.cache.close()
-        if self.state is not None:
-            self.state.close()
-        for buffers in self.owned.values():
-            buffers.close()
+        """Release all memory, though somebody may go on holding this engine. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        with ExitStack() as releases:  # all of them, whichever raises; the last that is named comes first
+            for buffers in self.owned.values():
+                releases.callback(buffers.close)
+            if self.state is not None:
+                releases.callback(self.state.close)
+            releases.callback(self.cache.close)
+            for owner in self.owners.values():
+                releases.callback(owner.close)
+            # Both hold views of their buffers, which would keep the storages alive.
+            del self.model, self.sampling
+
+    @contextmanager
+    def _accounts(self) -> Iterator[None]:
+        """Hold the accounts for a change, and carry out the cancellations that were noted before and meanwhile.
+
+        An exception that gets out is fatal, since it may have left them half changed; a refusal has changed nothing.
+        """
+        with self.lock:
+            outer, self._changing = self._changing, True
+            try:
+                if not outer:
+                    self._carry_out_cancellations()
+                yield
+                if not outer:
+                    self._carry_out_cancellations()
+            except RequestRejected:
+                raise
+            except BaseException as error:
+                self.fatal = self.fatal or error
+                raise
+            finally:
+                self._changing = outer
+
+    def _carry_out_cancellations(self) -> None:
+        while self._cancelled:
+            request = self._cancelled.popleft()
+            self.scheduler.cancel(request)
+            self._settle(request)
 
     def _bind(self, plan: StepPlan) -> None:
         for row in plan.fresh_rows:
@@ -253,7 +305,7 @@ class Engine:
     ) -> tuple[int, int]:
         tokens = samples.token_ids if samples is not None else []
         endings: dict[Request, Ending] = {}
-        failed = 0
+        given = failed = 0
         columns = (tokens, samples.bad, samples.logprobs) if samples is not None else ((), (), ())
         for row, token_id, bad, logprob in zip(plan.sampling_rows, *columns, strict=True):
             request = plan.requests[row]
@@ -270,6 +322,7 @@ class Engine:
             try:
                 if self._hand_over(request, output, token_id, logprob):
                     endings[request] = Ending("stop")
+                given += 1
             except Exception as error:
                 endings[request] = Ending("error", error)
                 failed += 1
@@ -285,7 +338,7 @@ class Engine:
         for request in plan.requests:
             if request.status is Status.FINISHED:  # also by a cancellation while the step was in flight
                 self._settle(request)
-        return max(0, len(tokens) - failed), failed
+        return given, failed
 
     def _hand_over(self, request: Request, output: RequestOutput, token_id: int, logprob: TokenLogprob | None) -> bool:
         """Give a token to the request's readers; returns whether it ends the request by ``"stop"``."""
@@ -325,8 +378,3 @@ class Engine:
                 f": {request.error}" if request.error is not None else "",
                 extra={"request_id": request.id},
             )
-
-
-def _device_is_lost(error: BaseException) -> bool:
-    """Whether a CUDA fault has poisoned the process's context, after which every call fails."""
-    return isinstance(error, torch.AcceleratorError) and not isinstance(error, torch.OutOfMemoryError)

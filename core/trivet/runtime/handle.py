@@ -27,7 +27,7 @@ class Request:
         self._output = output
         self._cancel = cancel
         self._new_decoder = new_decoder
-        self._completion: Completion | None = None
+        self._final: dict[str, Completion] = {}
 
     @property
     def id(self) -> int:
@@ -42,13 +42,12 @@ class Request:
     @property
     def completion(self) -> Completion:
         """What the request has given so far; final, and always the same object, once it is done."""
-        if self._completion is not None:
-            return self._completion
+        if "completion" in self._final:
+            return self._final["completion"]
         done = self._output.done
         completion = self._summary()
-        if done:
-            self._completion = completion
-        return completion
+        # atomic, so that threads that ask at once are given the same one
+        return self._final.setdefault("completion", completion) if done else completion
 
     def cancel(self) -> None:
         """Ask for the end of the request. Does nothing if it is done; may be called twice.

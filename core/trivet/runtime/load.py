@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 
 import torch
 
@@ -14,11 +14,12 @@ from trivet.caches.slots import SlotPool
 from trivet.caches.state import StatePool
 from trivet.config.generation import read_end_token_ids
 from trivet.dtypes import as_torch
+from trivet.errors import MemoryBudgetError
 from trivet.layers.decoder import DecoderModel
 from trivet.layers.parameters import Parameters
 from trivet.layers.rotary import RotaryTable
 from trivet.layout import AllocationMeter, BufferLayout, Buffers
-from trivet.reservation import KV_LINE
+from trivet.reservation import KV_LINE, MemoryLedger, size_text
 from trivet.runtime.blueprint import Blueprint
 from trivet.runtime.engine import Engine
 from trivet.runtime.profile import run_profile
@@ -52,7 +53,7 @@ def load_engine(
     if not random_weights:
         checkpoint = Checkpoint.open(blueprint.directory)
         check(checkpoint, blueprint.weight_map)
-    with ExitStack() as undo:
+    with _room(blueprint.ledger), ExitStack() as undo:
         owned: dict[str, Buffers] = {}
 
         def allocate(line: str, layout: BufferLayout) -> Buffers:
@@ -66,10 +67,24 @@ def load_engine(
             tensors = fill_random(blueprint.weight_map, weights, seed)
         else:
             tensors = load_parameters(checkpoint, blueprint.weight_map, weights, blueprint.capacity.dtype, progress)
-        model = blueprint.family.builder()(blueprint.geometry, Parameters(tensors))
+        build = blueprint.family.builder()
+        with blueprint.family.blamed("build", torch.OutOfMemoryError):
+            model = build(blueprint.geometry, Parameters(tensors))
         engine = _assemble(blueprint, device, model, allocate, owned, end_token_ids, seed)
         undo.pop_all()
         return engine
+
+
+@contextmanager
+def _room(ledger: MemoryLedger) -> Iterator[None]:
+    """Say what it means that the device runs out of memory, which the budget should have prevented."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise MemoryBudgetError(
+            f"the device has less room than the memory budget of {size_text(ledger.budget_bytes)} supposes "
+            f"({error}): end what else holds its memory, or lower memory_fraction\n{ledger.table()}"
+        ) from error
 
 
 def _assemble(
@@ -96,16 +111,17 @@ def _assemble(
         slots = allocate(blueprint.state.name, blueprint.state)
         state = StatePool(geometry, slots, allocate(blueprint.snapshots.name, blueprint.snapshots))
         state.clear(range(capacity.step_rows))  # those that the profile uses; a request clears its own
-    run_profile(
-        capacity,
-        blueprint.selections,
-        model,
-        rotary,
-        state,
-        sampling,
-        device,
-        blueprint.ledger.line("activations").bytes,
-    )
+    with blueprint.family.blamed("the start-up profile of its model", torch.OutOfMemoryError):
+        run_profile(
+            capacity,
+            blueprint.selections,
+            model,
+            rotary,
+            state,
+            sampling,
+            device,
+            blueprint.ledger.line("activations").bytes,
+        )
     owners = {}
     for plan in capacity.plans:
         path = blueprint.selections[plan.attention].path

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 
@@ -19,6 +20,7 @@ from trivet.reservation import MemoryLedger
 from trivet.runtime.blueprint import draw_blueprint
 from trivet.runtime.device import resolve_device
 from trivet.runtime.engine import Engine
+from trivet.runtime.fault import release_locals
 from trivet.runtime.handle import Request, TokenReader
 from trivet.runtime.load import Progress, load_engine
 from trivet.runtime.locate import locate_checkpoint
@@ -29,7 +31,7 @@ from trivet.runtime.results import Completion
 from trivet.runtime.step import StepReport
 from trivet.runtime.stream import Arrivals, AsyncTokenStream, TokenStream
 from trivet.sampling.logprobs import TokenLogprob
-from trivet.sampling.params import Sampling
+from trivet.sampling.params import LOGPROBS_MAX, Sampling
 from trivet.scheduler.request import Kind
 from trivet.scheduler.request import Request as ScheduledRequest
 from trivet.text.chat import ChatTemplate
@@ -39,6 +41,8 @@ from trivet.text.tokenizer import Tokenizer
 logger = logging.getLogger("trivet.runtime")
 
 IDLE_WAIT_S = 0.05
+
+Value = TypeVar("Value")
 
 
 class Runtime:
@@ -68,9 +72,13 @@ class Runtime:
         self._wake = threading.Condition()
         self._closing = False
         self._down: RuntimeDown | None = None
-        self._cuda_baseline = _cuda_allocations(engine)
+        self._device = engine.inputs["token_ids"].device
+        self._cuda_baseline = _cuda_allocations(self._device)
+        self._process = os.getpid()
         self._thread: threading.Thread | None = None
         if autostart:
+            # An interpreter that ends while the thread is inside torch would abort.
+            atexit.register(self.close)
             self._thread = threading.Thread(target=self._loop, name="trivet-runtime", daemon=True)
             self._thread.start()
 
@@ -145,15 +153,19 @@ class Runtime:
         tokenizer = Tokenizer.load(directory)
         template = ChatTemplate.load(directory)
         meter = AllocationMeter()
-        engine = load_engine(
-            blueprint, torch_device, meter, random_weights=weights == "random", seed=seed, progress=progress
-        )
+        try:
+            engine = load_engine(
+                blueprint, torch_device, meter, random_weights=weights == "random", seed=seed, progress=progress
+            )
+        except BaseException as error:
+            release_locals(error)
+            raise
         return cls(engine, tokenizer, template, plugins, meter, autostart=autostart)
 
     # Asking for tokens.
 
     def generate(
-        self, prompts: str | Sequence[Prompt], sampling: Sampling | Sequence[Sampling] | None = None
+        self, prompts: str | Iterable[Prompt], sampling: Sampling | Iterable[Sampling] | None = None
     ) -> list[Completion]:
         """Generate for all `prompts` at once and wait for them.
 
@@ -165,7 +177,8 @@ class Runtime:
             RequestRejected: a prompt or its sampling cannot be served; none was submitted.
             RuntimeDown: the runtime was closed or its device failed.
         """
-        given: Sequence[Prompt] = [prompts] if isinstance(prompts, str) else prompts
+        self._check_up()
+        given: list[Prompt] = [prompts] if isinstance(prompts, str) else _listed(prompts, "prompts")
         samplings = _one_for_each(sampling, len(given))
         prepared = [
             self._prepare(self._prompt_ids(prompt), each) for prompt, each in zip(given, samplings, strict=True)
@@ -182,14 +195,14 @@ class Runtime:
             RequestRejected: the messages do not fit the template, or there is no template or tokenizer.
         """
         ids = self.chat_ids(messages)
-        return self._finish([self._prepare(ids, sampling or Sampling())])[0]
+        return self._finish([self._prepare(ids, sampling)])[0]
 
     def chat_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """The prompt that `chat` would use for `messages`, as token ids."""
         if self.tokenizer is None or self.chat_template is None:
-            missing = "tokenizer.json" if self.tokenizer is None else "a chat template"
+            missing = "tokenizer.json" if self.tokenizer is None else "chat template"
             raise RequestRejected(f"the checkpoint has no {missing}: pass token ids or plain text to generate")
-        text = self.chat_template.render([dict(message) for message in messages])
+        text = self.chat_template.render(messages)
         ids = self.tokenizer.encode(text, add_special_tokens=False)
         return checked_ids(ids, self._engine.blueprint.geometry.vocab_size)
 
@@ -198,13 +211,13 @@ class Runtime:
 
         Args:
             token_ids: the sequence.
-            top: alternatives to report at each position.
+            top: alternatives to report at each position, at most 4096.
 
         Returns:
             ``len(token_ids) - 1`` entries; entry *i* is about token *i + 1* given tokens 0 to *i*. Natural logarithm.
         """
-        if not isinstance(top, int) or isinstance(top, bool) or top < 0:
-            raise RequestRejected(f"top is {top!r}, expected an integer of at least 0")
+        if not isinstance(top, int) or isinstance(top, bool) or not 0 <= top <= LOGPROBS_MAX:
+            raise RequestRejected(f"top is {top!r}, expected an integer from 0 to {LOGPROBS_MAX}")
         ids = self._prompt_ids(token_ids)
         request = self._scheduled(ids, None, "score", 0)
         output = RequestOutput(score_top=top)
@@ -220,14 +233,14 @@ class Runtime:
         Raises:
             RequestRejected: the prompt or its sampling cannot be served.
         """
-        request, output = self._prepare(self._prompt_ids(prompt), sampling or Sampling())
+        request, output = self._prepare(self._prompt_ids(prompt), sampling)
         handle = self._submit(request, output)
         return TokenStream(handle, output, self._reader(output), None if self._thread else self.step)
 
     def astream(self, prompt: Prompt, sampling: Sampling | None = None) -> AsyncTokenStream:
-        """As `stream`, for asyncio. Call it from a coroutine; cancelling the reader cancels the request."""
+        """As `stream`, for asyncio. Cancelling the reader cancels the request."""
         arrivals = Arrivals()
-        request, output = self._prepare(self._prompt_ids(prompt), sampling or Sampling(), arrivals.notify)
+        request, output = self._prepare(self._prompt_ids(prompt), sampling, arrivals.notify)
         handle = self._submit(request, output)
         drive = None if self._thread else self.step
         return AsyncTokenStream(handle, output, self._reader(output), arrivals, drive)
@@ -238,7 +251,7 @@ class Runtime:
         Raises:
             RequestRejected: the prompt or its sampling cannot be served; nothing was changed.
         """
-        return self._submit(*self._prepare(self._prompt_ids(prompt), sampling or Sampling()))
+        return self._submit(*self._prepare(self._prompt_ids(prompt), sampling))
 
     # Driving.
 
@@ -250,15 +263,23 @@ class Runtime:
         """
         with self._steps:
             self._check_up()
-            report = self._engine.step()
-            if self._engine.fatal is not None:
-                self._go_down(f"a fault left the device unusable: {self._engine.fatal}", self._engine.fatal)
+            try:
+                report = self._engine.step()
+            finally:
+                fatal = self._engine.fatal
+                if fatal is not None:
+                    self._go_down(f"a fault left the runtime unusable: {type(fatal).__name__}: {fatal}", fatal)
         if report.path != "idle":
             self._plugins.observe_step(report)
         return report
 
     def run_until_idle(self) -> None:
-        """Step until no request is waiting or running."""
+        """Step until no request is waiting or running.
+
+        Raises:
+            RuntimeDown: the runtime was closed or its device failed.
+        """
+        self._check_up()
         while self._engine.has_work:
             if self._thread is None:
                 self.step()
@@ -284,7 +305,7 @@ class Runtime:
         with self._engine.lock:
             counters = self._engine.scheduler.counters()
             counters["plan_updates"] = self._engine.plan_updates
-        cuda = _cuda_allocations(self._engine)
+        cuda = _cuda_allocations(self._device)
         counters["device_allocations"] = self._meter.allocations if cuda is None else cuda - (self._cuda_baseline or 0)
         return counters
 
@@ -295,14 +316,16 @@ class Runtime:
 
     def close(self) -> None:
         """End open requests with `RuntimeDown`, stop the thread and release all memory. Idempotent."""
+        if self._forked:
+            return  # thread, memory and locks that the thread may hold are the parent's
+        atexit.unregister(self.close)
         with self._wake:
             self._closing = True
             self._wake.notify_all()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
         with self._steps:
-            if self._down is None:
-                self._go_down("the runtime was closed")
+            self._go_down("the runtime was closed")
             self._engine.close()
 
     def __enter__(self) -> Runtime:
@@ -317,8 +340,9 @@ class Runtime:
         return prompt_ids(prompt, self.tokenizer, self._engine.blueprint.geometry.vocab_size)
 
     def _prepare(
-        self, ids: list[int], sampling: Sampling, listener: Callable[[], None] | None = None
+        self, ids: list[int], sampling: Sampling | None, listener: Callable[[], None] | None = None
     ) -> tuple[ScheduledRequest, RequestOutput]:
+        sampling = Sampling() if sampling is None else sampling
         if not isinstance(sampling, Sampling):
             raise RequestRejected(f"sampling is {sampling!r}, expected a trivet.Sampling")
         request = self._scheduled(ids, sampling, "generate", sampling.max_new_tokens)
@@ -403,28 +427,48 @@ class Runtime:
                     self._wake.wait(IDLE_WAIT_S)
 
     def _go_down(self, why: str, cause: BaseException | None = None) -> None:
-        self._down = RuntimeDown(f"{why}; load a new runtime")
-        self._down.__cause__ = cause
-        self._engine.end_all(self._down)
+        """End every open request and refuse all others. The first reason stands."""
+        if self._down is not None:
+            return
+        down = RuntimeDown(f"{why}; load a new runtime")
+        down.__cause__ = cause
+        self._down = down  # before the requests end, so that none is submitted behind them
+        self._engine.end_all(down)
+
+    @property
+    def _forked(self) -> bool:
+        """Whether this is a fork of the process whose thread steps: nobody steps here."""
+        return self._thread is not None and os.getpid() != self._process
 
     def _check_up(self) -> None:
+        if self._forked:
+            raise RuntimeDown(
+                "this process was forked from the one that loaded the runtime, whose thread stayed there; load a "
+                "runtime in this process"
+            )
         if self._down is not None:
             raise RuntimeDown(str(self._down)) from self._down.__cause__
 
 
-def _one_for_each(sampling: Sampling | Sequence[Sampling] | None, count: int) -> list[Sampling]:
+def _listed(values: Iterable[Value], name: str) -> list[Value]:
+    try:
+        return list(values)
+    except TypeError as error:
+        raise RequestRejected(f"{name} is {values!r}, expected one value or a list of them") from error
+
+
+def _one_for_each(sampling: Sampling | Iterable[Sampling] | None, count: int) -> list[Sampling]:
     if sampling is None:
         return [Sampling()] * count
     if isinstance(sampling, Sampling):
         return [sampling] * count
-    samplings = list(sampling)
+    samplings = _listed(sampling, "sampling")
     if len(samplings) != count:
         raise RequestRejected(f"{len(samplings)} samplings for {count} prompts: expected one, or one for each")
     return samplings
 
 
-def _cuda_allocations(engine: Engine) -> int | None:
-    device = engine.inputs["token_ids"].device
+def _cuda_allocations(device: torch.device) -> int | None:
     if device.type != "cuda":
         return None
     return int(torch.cuda.memory_stats(device)["allocation.all.allocated"])

@@ -92,7 +92,8 @@ class SamplingBatch:
         for name, value in neutral.items():
             buffers[name].fill_(value)
         slots = self.padding_slot + 1
-        self._written = [dict(neutral) for _ in range(slots)]
+        self._written: dict[int, dict[str, float | int]] = {}  # what stands in each slot, where it is not neutral
+        self._neutral = neutral
         self._choices = np.zeros(slots, dtype=np.int64)
         self._penalised = np.zeros(slots, dtype=np.bool_)
         self._top_k = np.zeros(slots, dtype=np.int64)
@@ -116,10 +117,12 @@ class SamplingBatch:
             raise IndexError(f"sampling slot {slot}: expected 0 to {self.padding_slot - 1}")
         values = _device_values(sampling, seed, self.vocabulary)
         # Most requests ask for what the one before them did, and each write is a kernel of its own.
+        written = self._written.setdefault(slot, dict(self._neutral))
         for name, value in values.items():
-            if self._written[slot][name] != value:
+            if written.get(name) != value:
+                written.pop(name, None)  # a write that fails leaves nobody knowing
                 self._buffers[name][slot] = value
-        self._written[slot] = values
+                written[name] = value
         if sampling.needs_penalties:
             prompt = torch.as_tensor(prompt_ids, dtype=torch.int64).to(self.device)
             self.penalties.start(slot, prompt)

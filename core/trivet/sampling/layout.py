@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trivet.layout import BufferLayout, BufferSpec
+from trivet.sampling.params import LOGPROBS_MAX
 
 CHUNK_ELEMENTS = 2**22
 CHUNK_ELEMENTS_CPU = 2**18
@@ -12,6 +13,11 @@ CPU a chunk stays within the caches."""
 SCRATCH_BYTES_PER_ELEMENT = 96
 """What filtering one logit holds at once, at most: 64-bit keys, their sort with its indices and scratch of its own,
 the masses and their running sum, and float32 temporaries. 54 were measured on the CPU."""
+
+ALTERNATIVE_BYTES = 12
+"""One reported alternative: its id in int64 and its log-probability in float32."""
+PACKED_ALTERNATIVE_BYTES = 44
+"""The same while it is packed for the transfer to the host: beside itself, in int64 with its row and with all rows."""
 
 
 def sampler_layout(slots: int, vocabulary: int) -> BufferLayout:
@@ -56,5 +62,7 @@ def chunk_rows(vocabulary: int, device_type: str) -> int:
 
 
 def sampler_scratch_bytes(rows: int, vocabulary: int, device_type: str) -> int:
-    """Most bytes of scratch that sampling or scoring `rows` rows holds beside the logits and the results."""
-    return min(rows, chunk_rows(vocabulary, device_type)) * vocabulary * SCRATCH_BYTES_PER_ELEMENT
+    """Most bytes that sampling or scoring `rows` rows holds beside the logits: scratch, and reported alternatives."""
+    filtered = min(rows, chunk_rows(vocabulary, device_type)) * vocabulary * SCRATCH_BYTES_PER_ELEMENT
+    alternatives = rows * min(vocabulary, LOGPROBS_MAX)
+    return max(filtered + alternatives * ALTERNATIVE_BYTES, alternatives * PACKED_ALTERNATIVE_BYTES)

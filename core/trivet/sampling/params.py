@@ -12,8 +12,8 @@ from attrs import field, frozen
 from trivet import checked
 from trivet.errors import RequestRejected
 
-LOGPROBS_MAX = 100_000
-"""More alternatives than this are refused at once; the vocabulary's size is checked where it is known."""
+LOGPROBS_MAX = 4096
+"""Most alternatives that are reported beside a token: scratch is reserved for that many in every row."""
 
 _INTEGERS = (
     ("max_new_tokens", 1, checked.INT64_MAX),
@@ -119,7 +119,8 @@ class Sampling:
         stop: texts that end the request; one string or several, none of them empty.
         stop_token_ids: tokens that end the request, beside the model's end tokens.
         ignore_eos: go on past the model's end tokens.
-        logprobs: how many alternatives to report beside each token's log-probability; None reports nothing.
+        logprobs: how many alternatives to report beside each token's log-probability, at most 4096; None reports
+            nothing.
 
     Raises:
         RequestRejected: a value cannot be served; names the field, what was found and what was expected.
@@ -163,8 +164,3 @@ class Sampling:
     def needs_ranking(self) -> bool:
         """Whether tokens have to be ordered by probability before one is drawn."""
         return not self.greedy and (self.top_k > 0 or self.top_p < 1.0)
-
-    @property
-    def needs_filter(self) -> bool:
-        """Whether any token may be excluded before one is drawn."""
-        return self.needs_ranking or (not self.greedy and self.min_p > 0.0)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from trivet.caches.freelist import AccountingError
 from trivet.capacity import Limits
 from trivet.checked import ceil_div
-from trivet.errors import RequestRejected
+from trivet.errors import AccountingError, RequestRejected
 from trivet.scheduler.request import Kind, lifetime_tokens
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from trivet.caches.digests import extend_digests
-from trivet.caches.freelist import AccountingError
 from trivet.caches.pages import PagePool
 from trivet.caches.prefix import Match, PrefixCache
 from trivet.caches.slots import SlotPool
+from trivet.errors import AccountingError
 from trivet.scheduler.admission import AdmissionGate
 from trivet.scheduler.plan import SavePoint
 from trivet.scheduler.request import NEVER_TOKENS, NO_SLOT, Request

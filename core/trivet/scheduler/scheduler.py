@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trivet.caches.freelist import AccountingError
 from trivet.caches.pages import PagePool
 from trivet.caches.prefix import PrefixCache
 from trivet.caches.slots import SlotPool
 from trivet.capacity import Limits
-from trivet.errors import ConfigError
+from trivet.errors import AccountingError, ConfigError
 from trivet.scheduler.admission import AdmissionGate
 from trivet.scheduler.holdings import Holdings
 from trivet.scheduler.plan import Ending, SavePoint, StepPlan

@@ -77,15 +77,15 @@ def load_parameters(
     done_bytes = 0
     placed = [(part, parameter, first) for parameter in weight_map.parameters for part, first in parameter.placed()]
     placed.sort(key=lambda entry: checkpoint.position(entry[0].name))
-    for part, parameter, first in placed:
-        rows = parameters[parameter.name][first : first + parameter.part_rows(part)]
-        source = checkpoint.tensor(part.name).reshape(rows.shape)
-        for block in _blocks(rows):
-            rows[block].copy_(source[block])
-            done_bytes += rows[block].nbytes
-            if progress is not None:
-                progress(done_bytes, total_bytes)
-    checkpoint.close()
+    with checkpoint:
+        for part, parameter, first in placed:
+            rows = parameters[parameter.name][first : first + parameter.part_rows(part)]
+            source = checkpoint.tensor(part.name).reshape(rows.shape)
+            for block in _blocks(rows):
+                rows[block].copy_(source[block])
+                done_bytes += rows[block].nbytes
+                if progress is not None:
+                    progress(done_bytes, total_bytes)
     return parameters
 
 

@@ -15,6 +15,7 @@ from trivet.plugin import (
 )
 
 MOST_LAYERS = 1024
+FULL = "full_attention"
 
 
 @frozen(kw_only=True)
@@ -36,6 +37,10 @@ def read_geometry(document: ConfigDocument) -> Qwen3Geometry:
     """
     refuse_unserved_features(document)
     document.string("hidden_act", "silu", allowed=("silu",))
+    layers = document.integer("num_hidden_layers", maximum=MOST_LAYERS)
+    kinds = document.strings("layer_types", (FULL,) * layers)
+    if len(kinds) != layers or set(kinds) != {FULL}:
+        raise document.error("layer_types", f"{layers} times {FULL!r} (num_hidden_layers)", "correct the config")
     query_heads = document.integer("num_attention_heads")
     attention = AttentionGeometry(
         query_heads=query_heads,
@@ -48,7 +53,7 @@ def read_geometry(document: ConfigDocument) -> Qwen3Geometry:
         hidden_size=document.integer("hidden_size"),
         intermediate_size=document.integer("intermediate_size"),
         vocab_size=document.integer("vocab_size"),
-        layers=(attention,) * document.integer("num_hidden_layers", maximum=MOST_LAYERS),
+        layers=(attention,) * layers,
         norm_eps=document.number("rms_norm_eps", 1e-6, minimum=0.0, maximum=1.0),
         max_positions=document.integer("max_position_embeddings", 32768),
         tied_embeddings=tied_embeddings(document),

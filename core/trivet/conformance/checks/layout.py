@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
+import torch
+
+from trivet.attention.batch import StepBatch
+from trivet.attention.protocol import DecodePath
+from trivet.capacity import PlanCapacity
 from trivet.conformance.batches import batch_of, drawn_capacities, worst_lengths
 from trivet.conformance.bench import Bench
 from trivet.conformance.check import Measured, broken, check, expect
 from trivet.dtypes import as_torch
 from trivet.errors import CapacityExceeded, TrivetError
+from trivet.layout import BufferSpec
+
+UNTOUCHED = 77
 
 
 @check(
@@ -76,7 +85,7 @@ def allocated_as_reserved(bench: Bench) -> Measured:
     "layout.worst-step-fits-exactly/1",
     "protocol",
     "A plan's buffers hold the worst step that the capacity allows, in every dimension, and its index buffers are no "
-    "longer than that: with one element fewer, an update raises CapacityExceeded and writes nothing past the end.",
+    "longer than that: with one element fewer, an update raises CapacityExceeded and writes nothing.",
     cause="a buffer's length in the layout does not follow its dimension of the capacity",
 )
 def worst_step_fits_exactly(bench: Bench) -> Measured:
@@ -101,35 +110,52 @@ def worst_step_fits_exactly(bench: Bench) -> Measured:
                     finally:
                         owner.close()
                 for spec in layout.specs:
-                    if spec.pinned or not spec.dtype.startswith("int"):
-                        continue
-                    tried += 1
-                    shorter = layout.with_elements(spec.name, spec.elements - 1)
-                    refused = False
-                    for batch in batches:
-                        owner = path.bind(capacity, shorter.allocate(bench.device))
-                        try:
-                            owner.update(batch)
-                        except CapacityExceeded:
-                            refused = True
-                        except Exception as error:
-                            broken(
-                                observed=f"path {path.name!r}: with one element fewer in {spec.name!r}, update raises "
-                                f"{type(error).__name__}: {error}",
-                                expected="CapacityExceeded that names the buffer",
-                                cause="update writes before it compares what it writes with the buffer's length",
-                            )
-                        finally:
-                            owner.close()
-                    expect(
-                        refused,
-                        observed=f"path {path.name!r} under {capacity.limits}: buffer {spec.name!r} has "
-                        f"{spec.elements} elements, and the worst step fits into {spec.elements - 1}",
-                        expected="a length that the worst step needs to the last element",
-                        cause=f"the layout states a longer {spec.name!r} than the capacity asks for (a length off by "
-                        "one, or another dimension), or update does not compare it with the buffer",
-                    )
+                    if not spec.pinned and spec.dtype.startswith("int"):
+                        tried += 1
+                        _require_needed(bench, path, capacity, spec, batches)
     return {"buffers_shortened": float(tried)}
+
+
+def _require_needed(
+    bench: Bench, path: DecodePath, capacity: PlanCapacity, spec: BufferSpec, batches: Sequence[StepBatch]
+) -> None:
+    """`Broken` unless the worst batches need `spec` to its last element, and are refused cleanly without it."""
+    refused = False
+    for batch in batches:
+        shorter = path.layout(capacity).with_elements(spec.name, spec.elements - 1)
+        buffers = shorter.allocate(bench.device)
+        for other in shorter.specs:
+            buffers[other.name].fill_(UNTOUCHED)
+        owner = path.bind(capacity, buffers)
+        before = {other.name: buffers[other.name].clone() for other in shorter.specs}
+        try:
+            owner.update(batch)
+        except CapacityExceeded:
+            refused = True
+            written = [name for name, held in before.items() if not torch.equal(held, buffers[name])]
+            expect(
+                not written,
+                observed=f"path {path.name!r}: an update that was refused for {spec.name!r} has written {written}",
+                expected="the plan unchanged",
+                cause="update writes one buffer before it has looked at the next; compare all of them, then write",
+            )
+        except Exception as error:
+            broken(
+                observed=f"path {path.name!r}: with one element fewer in {spec.name!r}, update raises "
+                f"{type(error).__name__}: {error}",
+                expected="CapacityExceeded that names the buffer",
+                cause="update writes before it compares what it writes with the buffer's length",
+            )
+        finally:
+            owner.close()
+    expect(
+        refused,
+        observed=f"path {path.name!r} under {capacity.limits}: buffer {spec.name!r} has {spec.elements} elements, and "
+        f"the worst step fits into {spec.elements - 1}",
+        expected="a length that the worst step needs to the last element",
+        cause=f"the layout states a longer {spec.name!r} than the capacity asks for (a length off by one, or another "
+        "dimension), or update does not compare it with the buffer",
+    )
 
 
 CHECKS = (allocated_as_reserved, worst_step_fits_exactly)

@@ -315,8 +315,12 @@ def attention(bench: Bench) -> Measured:
         for path in bench.usable_paths(geometry):
             for capacity in drawn_capacities(rng, path, geometry):
                 owner = path.bind(capacity, path.layout(capacity).allocate("cpu"))
-                for _ in range(4):
-                    batch = batch_of(capacity, *drawn_lengths(rng, capacity))
+                for turn in range(5):
+                    query_lengths, kv_lengths = drawn_lengths(rng, capacity)
+                    if turn % 2 and len(query_lengths) <= capacity.tokens:
+                        query_lengths = [1] * len(query_lengths)
+                    batch = batch_of(capacity, query_lengths, kv_lengths)
+                    step = "a decode step" if set(query_lengths) == {1} else "a step"
                     contexts = Contexts.drawn(capacity, batch, generator)
                     query = torch.randn(batch.tokens, capacity.query_heads, capacity.head_dim, generator=generator)
                     owner.update(batch)
@@ -326,9 +330,9 @@ def attention(bench: Bench) -> Measured:
                     most = max(most, apart)
                     expect(
                         apart <= bound,
-                        observed=f"path {path.name!r}, {geometry.label}, query lengths {batch.query_lengths.tolist()}, "
-                        f"contexts {batch.kv_lengths.tolist()}, pages of {capacity.limits.page_size}: off by "
-                        f"{apart:.3g}",
+                        observed=f"path {path.name!r}, {geometry.label}, {step} of query lengths "
+                        f"{batch.query_lengths.tolist()}, contexts {batch.kv_lengths.tolist()}, pages of "
+                        f"{capacity.limits.page_size}: off by {apart:.3g}",
                         expected=f"at most {bound:.3g} from attention in float64",
                         cause="the scale, the causal mask, the grouping of query heads, the page of a key, or the "
                         "merging of tiles is wrong; infinite means that NaN of a free page or a page tail was read",
@@ -337,9 +341,9 @@ def attention(bench: Bench) -> Measured:
     return {"attention_max": most}
 
 
+EARLY_CHECKS = (tolerance_ledger, attention)
+"""Narrow, and before all that builds on attention."""
 CHECKS = (
-    tolerance_ledger,
-    attention,
     prefill,
     decode,
     chunked,

@@ -80,8 +80,8 @@ def _names(bench: Bench) -> set[str]:
 @check(
     "plugin.same-in-every-process/1",
     "protocol",
-    "Registering twice, and processes made by spawn and by fork, see the same families, and read the same models from "
-    "the same configs.",
+    "Registering twice, and processes made by spawn and by fork, see the same families, read the same models from the "
+    "same configs, and derive the same seeds for requests without one.",
     cause="the plugin's values depend on what a process did before",
 )
 def same_in_every_process(bench: Bench) -> None:
@@ -95,7 +95,7 @@ def same_in_every_process(bench: Bench) -> None:
         broken(
             observed=f"{where} differs in {parts}: {[other.get(part) for part in parts]} instead of "
             f"{[first[part] for part in parts]}",
-            expected="the same families, capabilities, geometries and weight maps",
+            expected="the same families, capabilities, geometries, weight maps and seeds",
             cause="registration has side effects: a module-level registry, a counter, or a geometry or weight map that "
             "depends on the process (hashes of strings, ids, the clock)",
         )

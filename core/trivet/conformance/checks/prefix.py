@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trivet.capacity import Limits
 from trivet.conformance.bench import LIMITS, Bench, differing
-from trivet.conformance.check import Measured, check, expect
+from trivet.conformance.check import Measured, broken, check, expect
 from trivet.conformance.served import Served
 from trivet.conformance.tolerances import bound_of
 from trivet.runtime.results import Completion
@@ -15,9 +15,15 @@ LOGGED = Sampling(max_new_tokens=6, logprobs=8)
 
 def farthest_apart(first: Completion, second: Completion) -> float:
     """Largest difference between two answers' log-probabilities, in nats, as far as their tokens agree."""
+    if first.logprobs is None or second.logprobs is None:
+        broken(
+            observed="an answer without log-probabilities",
+            expected="the ones that its request asked for",
+            cause="the request is sampled with another request's parameters: they are bound to another slot",
+        )
     most = 0.0
     common = differing(first.token_ids, second.token_ids)
-    for one, other in zip((first.logprobs or ())[:common], (second.logprobs or ())[:common], strict=True):
+    for one, other in zip(first.logprobs[:common], second.logprobs[:common], strict=False):
         theirs = dict(other.top)
         most = max([most, *(abs(value - theirs[token]) for token, value in one.top if token in theirs)])
     return most
@@ -212,6 +218,37 @@ def lists_outgrow_the_pool(bench: Bench) -> Measured:
 
 
 @check(
+    "prefix.pages-are-counted/1",
+    "protocol",
+    "A page of the cache is pinned by running requests alone: one that waits for room pins nothing, and pages that "
+    "several requests computed at once from the same tokens come back, all but the one that is kept.",
+    capability="prefix_cache",
+    cause="a pin or a duplicate page is not given back",
+)
+def pages_are_counted(bench: Bench) -> None:
+    rng = bench.rng("counted")
+    with bench.serve(limits=Limits(4, 96, 96, 4)) as served:
+        prompt = bench.tokens(rng, 22)
+        served.generate([prompt] * 3, LOGGED)
+        served.require_idle("three requests that computed the same prompt at once (duplicate pages)")
+    with bench.serve(limits=Limits(4, 96, 64, 4), kv_pages=16) as served:
+        shared = bench.tokens(rng, 17)
+        served.generate([shared], Sampling(max_new_tokens=1))
+        requests = [served.submit(bench.tokens(rng, 20), Sampling(max_new_tokens=25))]
+        served.step()
+        requests += [served.submit([*shared, *bench.tokens(rng, 8)], Sampling(max_new_tokens=n)) for n in (20, 4, 22)]
+        served.step()
+        expect(
+            served.stats["requests_waiting"] > 0,
+            observed=f"nothing waits: {served.stats}",
+            expected="requests that wait for pages: the first takes eleven of sixteen",
+            cause="admission does not hold the lifetime of running requests against the pool",
+        )
+        served.finish(requests)
+        served.require_idle("requests that waited for room beside a cached prefix (a pin that is held)")
+
+
+@check(
     "prefix.eviction/1",
     "protocol",
     "Under pressure the least recently used pages make room; what is evicted is computed again, and what is found is "
@@ -281,4 +318,4 @@ def _require_counted(served: Served) -> None:
     )
 
 
-CHECKS = (no_false_hit, hit_length, warm_is_cold, lists_outgrow_the_pool, eviction)
+CHECKS = (no_false_hit, hit_length, warm_is_cold, pages_are_counted, lists_outgrow_the_pool, eviction)

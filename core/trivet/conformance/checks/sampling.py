@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import attrs
 import torch
 
 from trivet.capacity import Limits
@@ -18,6 +19,33 @@ NUCLEUS = 0.4
 LEAST = 0.5
 DEVIATIONS = 5.5
 """Standard deviations: one token in thirty million is off by that much by chance."""
+
+
+@check(
+    "sampling.belongs-to-the-slot/1",
+    "protocol",
+    "Each request of a batch is sampled as it asked, whichever slots are free and whoever had them before.",
+    cause="sampling parameters are bound to another slot than the request's",
+)
+def belongs_to_the_slot(bench: Bench) -> None:
+    rng = bench.rng("slot")
+    with bench.serve(limits=Limits(3, 40, 64, 16)) as served:
+        served.generate([bench.tokens(rng, 3)], Sampling(max_new_tokens=1))
+        wanted = (None, 4, 2, None, 7)
+        requests = [
+            served.submit(bench.tokens(rng, 4), Sampling(max_new_tokens=5 - i, logprobs=n))
+            for i, n in enumerate(wanted)
+        ]
+        served.finish(requests)
+        for request, alternatives in zip(requests, wanted, strict=True):
+            reported = request.completion.logprobs
+            found = None if reported is None else sorted({len(entry.top) for entry in reported})
+            expect(
+                found == (None if alternatives is None else [alternatives]) and request.completion.error is None,
+                observed=f"a request that asked for {alternatives} alternatives got {found}, of {wanted} in its batch",
+                expected="as many as it asked for, with each token",
+                cause="sampling parameters are bound to another slot than the request's, or stay bound after it",
+            )
 
 
 @check(
@@ -134,24 +162,38 @@ def filters(bench: Bench) -> Measured:
         probabilities = [math.exp(logprob) for _, logprob in ranked]
         nucleus = next(n for n in range(1, vocabulary + 1) if sum(probabilities[:n]) >= NUCLEUS)
         likely = sum(probability >= LEAST * probabilities[0] for probability in probabilities)
-        for name, filtered, left in (
-            ("top_k=3", {"top_k": 3}, 3),
-            (f"top_p={NUCLEUS}", {"top_p": NUCLEUS}, nucleus),
-            (f"min_p={LEAST}", {"min_p": LEAST}, likely),
-        ):
-            samplings = [
-                Sampling(max_new_tokens=1, temperature=1.0, seed=seed, **filtered) for seed in range(FILTERED_DRAWS)
-            ]
-            drawn = {answer.token_ids[0] for answer in served.generate([prompt] * FILTERED_DRAWS, samplings)}
+        # Together in one batch: what ranks tokens for one row must not widen another's choice.
+        filtered = {
+            "top_k=3": (Sampling(max_new_tokens=1, temperature=1.0, top_k=3), 3),
+            "top_k=20": (Sampling(max_new_tokens=1, temperature=1.0, top_k=20), 20),
+            f"top_p={NUCLEUS}": (Sampling(max_new_tokens=1, temperature=1.0, top_p=NUCLEUS), nucleus),
+            f"min_p={LEAST}": (Sampling(max_new_tokens=1, temperature=1.0, min_p=LEAST), likely),
+        }
+        asked = [
+            (name, attrs.evolve(sampling, seed=seed))
+            for seed in range(FILTERED_DRAWS)
+            for name, (sampling, _) in filtered.items()
+        ]
+        answers = served.generate([prompt] * len(asked), [sampling for _, sampling in asked])
+        for name, (_, left) in filtered.items():
+            drawn = {a.token_ids[0] for (of, _), a in zip(asked, answers, strict=True) if of == name}
             allowed = [token for token, _ in ranked[:left]]
             expect(
                 drawn <= set(allowed) and (len(drawn) > 1 or left == 1),
                 observed=f"{name} drew {sorted(drawn)} in {FILTERED_DRAWS} draws",
                 expected=f"some of {allowed}",
-                cause="the filter keeps a token too many or too few, or works on another row's probabilities",
+                cause=f"{name.partition('=')[0]} keeps a token too many or too few, or works on another row's "
+                "probabilities",
             )
         shy = Sampling(max_new_tokens=12, presence_penalty=100.0)
         (varied,) = served.generate([prompt], shy)
+        (again,) = served.generate([prompt], shy)
+        expect(
+            again.token_ids == varied.token_ids,
+            observed=f"a penalised request, asked again in the same slot: {list(again.token_ids)}",
+            expected=f"{list(varied.token_ids)}",
+            cause="the counts of penalties outlive their request, and weigh on the slot's next one",
+        )
         expect(
             len(set(varied.token_ids)) == len(varied.token_ids),
             observed=f"with presence_penalty=100 the answer is {list(varied.token_ids)}",
@@ -161,4 +203,4 @@ def filters(bench: Bench) -> Measured:
     return {"nucleus_tokens": float(nucleus), "min_p_tokens": float(likely)}
 
 
-CHECKS = (logprobs_are_the_models, draws_follow_the_model, filters)
+CHECKS = (belongs_to_the_slot, logprobs_are_the_models, draws_follow_the_model, filters)

@@ -11,6 +11,11 @@ from trivet.conformance.checks.prefix import LOGGED, WARM_CAUSE, require_equal
 from trivet.conformance.served import Served
 from trivet.sampling.params import Sampling
 
+DECODE_CAUSE = (
+    "the form of a layer that decode takes, one token a row, computes otherwise than the one over chunks: which key "
+    "head a value head reads, the decay, beta and their activations, the order of the convolution's taps"
+)
+
 
 @check(
     "state.starts-clear/1",
@@ -105,7 +110,9 @@ def carried_between_steps(bench: Bench) -> Measured:
                     observed=f"config {tiny.name!r}: {name} after 21 tokens in steps of {step_tokens} differs by "
                     f"{apart:.3g} from that after one step; its largest entry is {scale:.3g}",
                     expected="equal states but for rounding, not zero",
-                    cause="the state after a step is not written back to its slot, the convolution's tail is not "
+                    cause=DECODE_CAUSE
+                    if step_tokens == 1
+                    else "the state after a step is not written back to its slot, the convolution's tail is not "
                     "carried over, or two layers share one state",
                 )
             firsts = [state.flatten()[:8] for name, state in found.items() if name.startswith("recurrent")]
@@ -127,6 +134,47 @@ def _states(served: Served, slot: int) -> dict[str, torch.Tensor]:
         for layer in layers
         for name, tensor in ((f"recurrent {layer}", state.recurrent(layer)), (f"tail {layer}", state.tail(layer)))
     }
+
+
+@check(
+    "state.rows-do-not-mix/1",
+    "protocol",
+    "A step over rows of different lengths, rows of one token among them, leaves in each slot the state that its row "
+    "leaves when it is alone.",
+    recurrent=True,
+    cause="a step over rows of different lengths raises",
+)
+def rows_do_not_mix(bench: Bench) -> Measured:
+    rng = bench.rng("rows")
+    most = 0.0
+    for tiny in bench.tinies:
+        prompts = [bench.tokens(rng, n, tiny) for n in (5, 1, 34, 1, 12, 3)]
+        limits = Limits(len(prompts), 96, 64, 4)
+        states = []
+        for groups in ([prompts], [[prompt] for prompt in prompts]):
+            found = []
+            with bench.serve(tiny, prefix_cache=False, limits=limits) as served:
+                for group in groups:
+                    requests = [served.submit(prompt, Sampling(max_new_tokens=2)) for prompt in group]
+                    served.step()
+                    found += [_states(served, request._scheduled.slot) for request in requests]
+                    served.finish(requests)
+            states.append(found)
+        for prompt, together, alone in zip(prompts, *states, strict=True):
+            for name, state in together.items():
+                apart = float((state - alone[name]).abs().max()) if state.numel() else 0.0
+                scale = max(float(alone[name].abs().max()) if state.numel() else 1.0, 1e-6)
+                most = max(most, apart / scale)
+                expect(
+                    apart <= 1e-4 * scale,
+                    observed=f"config {tiny.name!r}: {name} of a row of {len(prompt)} tokens differs by {apart:.3g} "
+                    f"where rows of {[len(p) for p in prompts]} tokens share the step; its largest entry is "
+                    f"{scale:.3g}",
+                    expected="the state of the row alone, but for rounding",
+                    cause="tokens of a mixed step are given to the wrong row (a row of one token beside longer ones), "
+                    "padding decays or writes a state, or a row starts from another's state or tail",
+                )
+    return {"relative_difference": most}
 
 
 @check(
@@ -200,4 +248,10 @@ def _snapshots(served: Served, ids: list[int]) -> dict[str, torch.Tensor]:
     return held
 
 
-CHECKS = (starts_clear, kept_in_float32, carried_between_steps, snapshots_are_isolated)
+CHECKS = (
+    starts_clear,
+    kept_in_float32,
+    carried_between_steps,
+    rows_do_not_mix,
+    snapshots_are_isolated,
+)

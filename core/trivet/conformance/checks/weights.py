@@ -131,6 +131,12 @@ def _mutilations(tiny: TinyModel) -> Iterator[tuple[str, str, Callable[[Path], N
         "strange.weight",
         lambda d: _rewritten(d, lambda t: t.update({"strange.weight": torch.zeros(3)})),
     )
+    bias = next(
+        f"{n.removesuffix('.weight')}.bias" for n in names if n.endswith(".weight") and tiny.tensors[n].dim() == 2
+    )
+    if bias not in tiny.tensors:
+        extra = {bias: torch.zeros(4)}
+        yield "with a bias that no parameter names", bias, lambda d: _rewritten(d, lambda t: t.update(extra))
     yield "cut off in its middle", SINGLE, lambda d: _cut(d / SINGLE)
     yield "without weights", str(tiny.directory.name), lambda d: (d / SINGLE).unlink()
     gone = "gone.safetensors"
