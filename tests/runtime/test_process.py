@@ -24,6 +24,23 @@ next(stream)
 """
 
 
+FIRST_TOKEN = """
+import os, sys, trivet
+before = dict(os.environ)
+with trivet.Runtime.load(sys.argv[1], device="cpu") as runtime:
+    runtime.generate([[1]], trivet.Sampling(max_new_tokens=2))
+assert "torch._dynamo" not in sys.modules, "torch's compiler was imported"
+assert dict(os.environ) == before
+"""
+
+
+def test_serving_imports_no_compiler_and_leaves_the_environment_alone(family_checkpoint: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", FIRST_TOKEN, str(family_checkpoint)], capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
 def test_a_process_may_end_with_its_runtime_at_work(family_checkpoint: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", UNCLOSED, str(family_checkpoint)], capture_output=True, text=True, timeout=60

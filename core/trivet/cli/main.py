@@ -12,6 +12,7 @@ from trivet.cli.conform import conform
 from trivet.cli.debug import Debug, debug_option
 from trivet.cli.doctor import doctor
 from trivet.cli.generate import generate
+from trivet.cli.log import warnings_on_stderr
 from trivet.cli.memory import memory
 from trivet.cli.new_plugin import new_plugin
 from trivet.cli.plugins import plugins
@@ -39,7 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     debug = Debug()
     try:
-        result = trivet.main(arguments, prog_name="trivet", standalone_mode=False, obj=debug)
+        with warnings_on_stderr(debug):
+            result = trivet.main(arguments, prog_name="trivet", standalone_mode=False, obj=debug)
         return result if isinstance(result, int) else SUCCESS
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)

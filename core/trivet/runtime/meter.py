@@ -30,6 +30,11 @@ class StorageMeter(TorchDispatchMode):
         self._users: dict[int, int] = {}
         self._foreign: set[int] = set()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled while this is entered. True, torch's default, imports its compiler: two seconds."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
