@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from importlib import resources
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -162,3 +163,11 @@ def test_the_protocol_tier_takes_less_than_twenty_seconds_of_a_processor(model_t
         for check in kit.manifest():
             assert kit.run(check).status == "passed", check.id
     assert time.process_time() - started < 20
+
+
+def test_a_real_checkpoint_is_held_to_what_it_can_show(capsys: pytest.CaptureFixture[str]) -> None:
+    model = str(resources.files("trivet") / "models" / "tiny-qwen3")
+    assert main(["conform", "qwen3", "--tier", "checkpoint", "--model", model]) == 0
+    assert (
+        capsys.readouterr().out.splitlines()[-1] == "required 2/2 · optional 1/1 · declared unsupported 0 · not run 0"
+    )

@@ -310,7 +310,7 @@ class Engine:
         for row, token_id, bad, logprob in zip(plan.sampling_rows, *columns, strict=True):
             request = plan.requests[row]
             output = self._outputs.get(request.id)
-            if output is None or output.done:
+            if output is None or output.finish_reason is not None:
                 continue
             if bad:
                 error = UnusableLogits(
@@ -343,7 +343,7 @@ class Engine:
     def _hand_over(self, request: Request, output: RequestOutput, token_id: int, logprob: TokenLogprob | None) -> bool:
         """Give a token to the request's readers; returns whether it ends the request by ``"stop"``."""
         ends = token_id in self._ends[request.id]
-        last = request.new_tokens + 1 >= request.max_new_tokens
+        last = len(request.tokens) + 1 >= request.prompt_tokens + request.max_new_tokens
         piece: str | None = None
         decoder = output.stop_decoder
         if decoder is not None:

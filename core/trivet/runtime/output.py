@@ -35,6 +35,19 @@ class RequestOutput:
         score: log-probabilities of a scored prompt.
     """
 
+    __slots__ = (
+        "__weakref__",
+        "_changed",
+        "_listener",
+        "_produced",
+        "_waiting",
+        "error",
+        "finish_reason",
+        "score",
+        "score_top",
+        "stop_decoder",
+    )
+
     def __init__(
         self,
         stop_decoder: StreamDecoder | None = None,

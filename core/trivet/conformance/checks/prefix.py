@@ -277,7 +277,7 @@ def eviction(bench: Bench) -> Measured:
             for found, index in zip(served.generate([prompts[i] for i in pair], LOGGED), pair, strict=True):
                 require_equal(found, cold[index], f"prompt {index} beside another", "a page in use was evicted", bench)
         served.require_idle("prompts under eviction")
-        _require_oldest_first(bench, served)
+    _require_oldest_first(bench)
     expect(
         misses > len(prompts) and hits > 0,
         observed=f"{hits} hits and {misses} misses over a pool that holds two prompts",
@@ -287,19 +287,23 @@ def eviction(bench: Bench) -> Measured:
     return {"hits": float(hits), "misses": float(misses)}
 
 
-def _require_oldest_first(bench: Bench, served: Served) -> None:
+def _require_oldest_first(bench: Bench) -> None:
     """Of two cached prompts, the one that was used last survives a third that needs room."""
     rng = bench.rng("oldest")
-    used, unused, third = (bench.tokens(rng, 18) for _ in range(3))
-    for prompt in (used, unused, used, third):
-        served.generate([prompt], LOGGED)
-    (again,) = served.generate([used], LOGGED)
-    grain = served.stats["prefix_grain_tokens"]
+    used, unused = (bench.tokens(rng, 18) for _ in range(2))
+    third = bench.tokens(rng, 26)
+    sampling = Sampling(max_new_tokens=8)
+    with bench.serve(kv_pages=16) as served:  # six pages for each of the two, nine for the third
+        for prompt in (used, unused, used, third):
+            served.generate([prompt], sampling)
+        (again,) = served.generate([used], sampling)
+        (evicted,) = served.generate([unused], sampling)
+        grain = served.stats["prefix_grain_tokens"]
     expect(
-        again.cached_tokens == 17 // grain * grain,
-        observed=f"the prompt that was used last takes {again.cached_tokens} of 18 tokens from the cache, after "
-        "another one needed room",
-        expected=f"{17 // grain * grain}: the pages of the prompt that was used before it make room",
+        again.cached_tokens == 17 // grain * grain and evicted.cached_tokens < again.cached_tokens,
+        observed=f"after a third prompt needed room, the one used last takes {again.cached_tokens} of 18 tokens "
+        f"from the cache, the one before it {evicted.cached_tokens}",
+        expected=f"{17 // grain * grain} and fewer: the pages of the prompt that was used before it make room",
         cause="eviction does not take the least recently used pages first, or a hit does not count as a use",
     )
 
