@@ -28,6 +28,11 @@ SITES = [
     "sampler.groups",
     "sampler.accept",
     "inputs",
+    "pages.take",
+    "slots.take",
+    "prefix.match",
+    "prefix.publish",
+    "snapshots.take",
 ]
 
 
@@ -48,6 +53,11 @@ def site_of(runtime: trivet.Runtime, site: str) -> tuple[Any, str]:
         "sampler.groups": (engine.sampling, "groups"),
         "sampler.accept": (engine.sampling, "accept"),
         "inputs": (engine.inputs, "fill"),
+        "pages.take": (engine.scheduler._holdings.pool, "take"),
+        "slots.take": (engine.scheduler._holdings.slots, "take"),
+        "prefix.match": (engine.scheduler._holdings.prefix, "match"),
+        "prefix.publish": (engine.scheduler._holdings.prefix, "publish"),
+        "snapshots.take": (engine.scheduler._holdings.shelf, "take"),
     }[site]
 
 
@@ -68,13 +78,14 @@ class FailsOnce:
         return getattr(self.inner, name)
 
 
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("site", SITES)
 def test_a_fault_at_any_call_site_ends_its_step_and_the_rest_is_unchanged(
-    site: str, family_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+    site: str, overlap: bool, family_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompts = [[1, 2, 3, 4, 5, 6, 7, 8, 9], [7, 8], [9] * 20]
     with trivet.Runtime.load(family_checkpoint, device="cpu", limits=LIMITS, autostart=False) as runtime:
-        if site.startswith("state") and runtime._engine.state is None:
+        if site.startswith(("state", "snapshots")) and runtime._engine.state is None:
             pytest.skip("a dense model has no state")
         expected = [runtime.generate([prompt], SAMPLING)[0].token_ids for prompt in prompts]
         faults = 0
@@ -83,7 +94,10 @@ def test_a_fault_at_any_call_site_ends_its_step_and_the_rest_is_unchanged(
             fault = FailsOnce(getattr(target, name), call, MemoryError(f"injected at {site}"))
             with monkeypatch.context() as patch:
                 patch.setattr(target, name, fault)
-                outs = runtime.generate(prompts, SAMPLING)
+                handles = [runtime.submit(prompt, SAMPLING) for prompt in prompts]
+                while runtime._engine.has_work:
+                    runtime._step(overlap=overlap)
+                outs = [handle.completion for handle in handles]
             failed = [out for out in outs if out.finish_reason == "error"]
             assert bool(failed) == fault.raised
             faults += fault.raised

@@ -87,12 +87,17 @@ class RuntimeMachine(RuleBasedStateMachine):
         for _ in range(steps):
             self.runtime.step()
 
+    @rule(steps=st.integers(1, 4))
+    def step_with_one_in_flight(self, steps: int) -> None:
+        for _ in range(steps):
+            self.runtime._step(overlap=True)
+
     @rule(request=consumes(handles))
     def cancel(self, request: trivet.Request) -> None:
         request.cancel()
 
-    @rule()
-    def fail(self) -> None:
+    @rule(overlap=st.booleans())
+    def fail(self, overlap: bool) -> None:
         engine = self.runtime._engine
         model = engine.model
 
@@ -102,7 +107,7 @@ class RuntimeMachine(RuleBasedStateMachine):
 
         engine.model = Broken()  # type: ignore[assignment]
         try:
-            self.runtime.step()
+            self.runtime._step(overlap=overlap)
         finally:
             engine.model = model
 
@@ -116,6 +121,7 @@ class RuntimeMachine(RuleBasedStateMachine):
         running = scheduler.running
         assert stats["slots_free"] + len(running) == stats["slots_total"]
         assert len({request.slot for request in running}) == len(running)
+        assert stats["requests_running"] <= len(running)  # others have ended with a row in flight
         assert stats["requests_submitted"] == (
             stats["requests_finished"] + stats["requests_running"] + stats["requests_waiting"]
         )
@@ -139,6 +145,7 @@ class RuntimeMachine(RuleBasedStateMachine):
             expected = self.solo[key]
             if completion.finish_reason == "length":
                 assert len(completion.token_ids) == len(expected)
+            assert completion.finish_reason != "stop"
             self.solo.assert_equal_up_to_a_tie(key, completion.token_ids)
 
     def teardown(self) -> None:

@@ -112,7 +112,12 @@ class PlanOwner(Protocol):
 
 @runtime_checkable
 class DecodePath(Protocol):
-    """Couples a predicate, a layout and an owner."""
+    """Couples a predicate, a layout and an owner.
+
+    A path whose owners have `note_capture` says so by an attribute ``captures = True``: pure decode steps on its
+    owners may be captured in CUDA graphs and replayed after any later `PlanOwner.update` to as many rows. Without the
+    attribute decode steps are not captured.
+    """
 
     @property
     def name(self) -> str:

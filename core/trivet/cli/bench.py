@@ -162,6 +162,67 @@ def decode(
     return _run("decode-peer", lambda: bench_peer(sides, click.echo), out)
 
 
+def _no_or_counts(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
+    """As `_counts`, and an empty value is no number."""
+    return _counts(context, parameter, value) if value else ()
+
+
+@bench.command()
+@click.option(
+    "--batch",
+    "batches",
+    callback=_counts,
+    metavar="N,...",
+    default="1,16",
+    show_default=True,
+    help="Requests of a call.",
+)
+@click.option("--prompt-tokens", type=COUNT, default=128, show_default=True, help="Of each request.")
+@click.option("--new-tokens", type=COUNT, default=64, show_default=True, help="Of each request.")
+@click.option("--repeats", type=COUNT, default=3, show_default=True, help="Calls of each kind.")
+@click.option("--many", type=click.IntRange(min=0), default=0, help="Requests of one call for throughput.")
+@click.option("--many-new-tokens", type=COUNT, default=128, show_default=True, help="With --many: new tokens.")
+@click.option(
+    "--ttft", "long_prompts", callback=_no_or_counts, metavar="N,...", default="", help="Prompts to time alone."
+)
+@click.option("--kernels", is_flag=True, help="Break a call down by kernel (CUDA).")
+@_seed_option
+@_runtime_options
+@_out_option
+@debug_option
+def generate(
+    batches: tuple[int, ...],
+    prompt_tokens: int,
+    new_tokens: int,
+    repeats: int,
+    many: int,
+    many_new_tokens: int,
+    long_prompts: tuple[int, ...],
+    kernels: bool,
+    seed: int,
+    model: str,
+    out: Path,
+    **runtime: Any,
+) -> int:
+    """Time Runtime.generate: per output token by batch, throughput, time to first token."""
+    from trivet.bench.generate import GenerateSettings, bench_generate
+
+    settings = GenerateSettings(
+        model=model,
+        batches=batches,
+        prompt_tokens=prompt_tokens,
+        new_tokens=new_tokens,
+        repeats=repeats,
+        many=many,
+        many_new_tokens=many_new_tokens,
+        long_prompts=long_prompts,
+        kernels=kernels,
+        seed=seed,
+        load=_load_arguments(runtime),
+    )
+    return _run("generate", lambda: bench_generate(settings, click.echo), out)
+
+
 @bench.command()
 @click.option("--requests", type=COUNT, default=32, show_default=True, help="How many requests.")
 @click.option(

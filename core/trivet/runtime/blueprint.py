@@ -20,10 +20,11 @@ from trivet.config.document import ConfigDocument
 from trivet.errors import ConfigError, PluginError
 from trivet.geometry import AttentionGeometry, ModelGeometry
 from trivet.layers.rotary_layout import rotary_layout
-from trivet.layout import BufferLayout, BufferSpec
+from trivet.layout import BufferLayout
 from trivet.plugin.family import ModelFamily
 from trivet.plugin.manager import PluginManager
-from trivet.reservation import LedgerLine, MemoryLedger, activation_bytes, reserve
+from trivet.reservation import LedgerLine, MemoryLedger, activation_bytes, cuda_lines, reserve
+from trivet.runtime.inputs import inputs_layout
 from trivet.runtime.options import SizingOptions
 from trivet.sampling.layout import penalty_layout, sampler_layout, sampler_scratch_bytes
 from trivet.weights.map import WeightMap
@@ -108,6 +109,7 @@ def draw_blueprint(directory: Path, options: SizingOptions, device: DeviceProfil
         dtype=dtype,
         tile_of=_tiles(selections),
         numeric_policy=options.numeric_policy,
+        graph_buckets=_graph_buckets(limits.step_rows, selections) if _captures(geometry, device, options) else (),
     )
     grain_tokens = _prefix_grain(geometry, limits, device, options.snapshot_stride)
     budget_bytes = options.budget_bytes(device.memory_bytes)
@@ -115,7 +117,7 @@ def draw_blueprint(directory: Path, options: SizingOptions, device: DeviceProfil
     weight_map = _given(family, "weight_map", WeightMap, lambda: family.weight_map(geometry))
     layouts = {
         "weights": weight_map.layout(dtype),
-        "inputs": _inputs_layout(capacity),
+        "inputs": inputs_layout(capacity),
         "sampler": sampler_layout(limits.max_requests, geometry.vocab_size),
         "penalties": penalty_layout(limits.max_requests, geometry.vocab_size),
         "state": state_layout("recurrent state", geometry, limits.max_requests + PADDING_SLOTS, dtype),
@@ -140,6 +142,7 @@ def draw_blueprint(directory: Path, options: SizingOptions, device: DeviceProfil
         LedgerLine.of_layout(layouts["inputs"], "max_step_tokens"),
         LedgerLine.of_layout(layouts["sampler"], "max_requests"),
         LedgerLine.of_layout(layouts["penalties"], "max_requests"),
+        *cuda_lines(capacity, scratch_bytes, sampling_bytes),
     ]
     if geometry.hybrid:
         lines.append(LedgerLine.of_layout(layouts["state"], "max_requests"))
@@ -219,6 +222,23 @@ def _select_paths(
     }
 
 
+def _captures(geometry: ModelGeometry, device: DeviceProfile, options: SizingOptions) -> bool:
+    """Whether decode steps are to be captured in CUDA graphs. Recurrent layers' are not, so far."""
+    return options.cuda_graphs and device.kind == "cuda" and not geometry.hybrid
+
+
+def _graph_buckets(most_rows: int, selections: dict[AttentionGeometry, Selection]) -> tuple[int, ...]:
+    """Numbers of decode rows to capture, so that at most a third of a larger step's rows are padding."""
+    if not all(getattr(selection.path, "captures", False) for selection in selections.values()):
+        return ()
+    buckets = [rows for rows in (1, 2, 4, 8, 16, 24, 32, 48) if rows < most_rows]
+    step = 64
+    while buckets and step < most_rows:
+        buckets += [rows for rows in (step, step + step // 2) if rows < most_rows]
+        step *= 2
+    return (*buckets, most_rows)
+
+
 def _tiles(selections: dict[AttentionGeometry, Selection]) -> Callable[[AttentionGeometry], TileShape]:
     return lambda attention: selections[attention].path.tile(attention)
 
@@ -264,17 +284,3 @@ def _snapshot_count(
 def _snapshot_line(layout: BufferLayout, count: int, grain_tokens: int) -> LedgerLine:
     source = f"{count} snapshots, at multiples of {grain_tokens} tokens" if count else "hybrid prefix caching is off"
     return evolve(LedgerLine.of_layout(layout, "snapshot_bytes"), source=source)
-
-
-def _inputs_layout(capacity: RuntimeCapacity) -> BufferLayout:
-    """Token ids of the step, and for each row its state slot and the token whose logits are wanted."""
-    return BufferLayout(
-        "step inputs",
-        (
-            BufferSpec("token_ids", capacity.step_tokens, "int64"),
-            BufferSpec("slots", capacity.step_rows, "int64"),
-            BufferSpec("sampled_tokens", capacity.step_rows, "int64"),
-            BufferSpec("sampled_slots", capacity.step_rows, "int64"),
-            BufferSpec("sampled_positions", capacity.step_rows, "int64"),
-        ),
-    )

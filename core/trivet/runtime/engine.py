@@ -1,4 +1,4 @@
-"""Carries out one step: what the scheduler planned, on the device, and back to the requests."""
+"""Carries out steps: what the scheduler planned, on the device, and back to the requests."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 
 import numpy as np
 import torch
@@ -16,20 +16,25 @@ import torch
 from trivet.attention import PlanOwner
 from trivet.caches.kv import KvCache
 from trivet.caches.state import StatePool
-from trivet.errors import RequestRejected, UnusableLogits
+from trivet.errors import MemoryBudgetError, RequestRejected, UnusableLogits
 from trivet.geometry import AttentionGeometry
 from trivet.layers.context import StepContext
 from trivet.layers.decoder import DecoderModel
 from trivet.layers.rotary import RotaryTable
 from trivet.layout import Buffers
 from trivet.ops.packed import PackedRows
+from trivet.ops.transfer import to_device
+from trivet.reservation import GRAPHS_LINE, size_text
 from trivet.runtime.blueprint import Blueprint
 from trivet.runtime.fault import device_is_lost, release_locals
+from trivet.runtime.graphs import Bucket, DecodeGraphs
+from trivet.runtime.inputs import StepInputs
+from trivet.runtime.launched import Launched, Results
 from trivet.runtime.output import RequestOutput
 from trivet.runtime.step import StepReport
-from trivet.sampling.batch import SamplingBatch
+from trivet.sampling.batch import PLAIN, SampleGroups, SamplingBatch
 from trivet.sampling.logprobs import TokenLogprob, token_logprobs
-from trivet.sampling.sampler import HostSamples, sample
+from trivet.sampling.sampler import HostSamples, SampleResult, sample
 from trivet.sampling.seeds import derive_seed
 from trivet.scheduler.plan import Ending, StepPlan
 from trivet.scheduler.request import Request, Status
@@ -41,14 +46,17 @@ logger = logging.getLogger("trivet.engine")
 class Engine:
     """The device side of a runtime: model, caches, owners and sampler around one scheduler.
 
-    `step` is called by one thread at a time. `lock` guards the accounts (the scheduler, who reads what, which slots are
-    bound) and is held only while they change, not while the device works.
+    `step` is called by one thread at a time. It may leave one step in flight, so that the host plans the next one and
+    takes the last one into account while the device works. `lock` guards the accounts (the scheduler, who reads what,
+    which slots are bound) and is held only while they change, not while the device works.
 
     Attributes:
         plan_updates: plan owners' updates so far.
         fatal: the fault after which no further step can be made, if there was one: a lost device, or an exception that
             left the accounts half changed.
         owned: the live buffers behind each owned line of the ledger, by the line's name.
+        graphs: captured decode steps; None where there are none.
+        graph_steps: steps that were replayed so far.
     """
 
     def __init__(
@@ -59,7 +67,7 @@ class Engine:
         rotary: dict[AttentionGeometry, RotaryTable],
         cache: KvCache,
         state: StatePool | None,
-        inputs: Buffers,
+        inputs: StepInputs,
         sampling: SamplingBatch,
         scheduler: Scheduler,
         owned: Mapping[str, Buffers],
@@ -76,6 +84,8 @@ class Engine:
         self.sampling = sampling
         self.scheduler = scheduler
         self.owned = dict(owned)
+        self.graphs: DecodeGraphs | None = None
+        self.graph_steps = 0
         self.lock = threading.RLock()
         self.plan_updates = 0
         self.fatal: BaseException | None = None
@@ -85,6 +95,10 @@ class Engine:
         self._ends: dict[int, frozenset[int]] = {}
         self._bound_slots: dict[int, int] = {}
         self._cancelled: deque[Request] = deque()
+        self._in_flight: Launched | None = None
+        self._ended_s = 0.0
+        self._on_device = inputs.device.type == "cuda"
+        self._keeps_tokens = self._on_device  # whether the newest token of each slot is kept on the device
         self._changing = False
         self._closed = False
 
@@ -92,6 +106,11 @@ class Engine:
     def has_work(self) -> bool:
         """Whether any request is waiting or running."""
         return self.scheduler.has_work
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step is in flight."""
+        return self._in_flight is not None
 
     def submit(self, request: Request, output: RequestOutput) -> None:
         """Queue a request that passed the admission gate."""
@@ -139,33 +158,73 @@ class Engine:
             for output in outputs:
                 output.finish("error", error)
 
-    def step(self) -> StepReport:
-        """Plan, compute and complete one step; returns at once when there is nothing to do.
+    def step(self, *, overlap: bool = False) -> list[StepReport]:
+        """Plan and launch one step, and take steps into account; what ended, oldest first.
 
-        An exception inside the computation ends the requests of the step and no other; it is not raised here.
+        An exception inside a step ends the requests of that step and no other; it is not raised here.
+
+        Args:
+            overlap: leave the launched step in flight and take the one before it into account meanwhile. Otherwise
+                nothing is in flight afterwards. Pointless where the host computes the steps itself.
         """
+        reports = []
+        self._keeps_tokens |= overlap
+        if not overlap and self._in_flight is not None:
+            reports.append(self._complete())
         started = time.perf_counter()
         with self._accounts():
             plan = self.scheduler.schedule()
-        if plan is None:
-            return StepReport()
-        new_tokens, failed = 0, 0
+            for request in self.scheduler.take_given_up():
+                self._settle(request)
+        launched: Launched | None = None
+        if plan is not None:
+            try:
+                launched = Launched(plan, self._compute(plan), started)
+            except BaseException as error:
+                if self._in_flight is not None:
+                    reports.append(self._complete())
+                reports.append(self._fail(plan, error, started))
+                if not isinstance(error, Exception):
+                    raise
+                return reports
+        if self._in_flight is not None:
+            reports.append(self._complete())
+        self._in_flight = launched
+        if launched is not None and not overlap:
+            reports.append(self._complete())
+        return reports
+
+    def _complete(self) -> StepReport:
+        """Take the step in flight into account, once the device has computed it."""
+        launched, self._in_flight = self._in_flight, None
+        assert launched is not None
+        plan = launched.plan
         try:
-            samples, scores = self._compute(plan)
+            samples, scores = launched.results.wait()
         except BaseException as error:
-            release_locals(error)
-            if device_is_lost(error):
-                self.fatal = error
-            with self._accounts():
-                failed = len(self.scheduler.fail(plan, error))
-                logger.warning("step %d failed and ends %d requests: %s", plan.serial, failed, error)
-                for request in plan.requests:
-                    self._settle(request)
+            report = self._fail(plan, error, launched.started_s)
             if not isinstance(error, Exception):
                 raise
-        else:
-            with self._accounts():
-                new_tokens, failed = self._accept(plan, samples, scores)
+            return report
+        with self._accounts():
+            new_tokens, failed = self._accept(plan, samples, scores)
+        return self._report(plan, launched.started_s, new_tokens, failed)
+
+    def _fail(self, plan: StepPlan, error: BaseException, started_s: float) -> StepReport:
+        """End the requests of a step that raised."""
+        release_locals(error)
+        if device_is_lost(error):
+            self.fatal = error
+        with self._accounts():
+            failed = len(self.scheduler.fail(plan, error))
+            logger.warning("step %d failed and ends %d requests: %s", plan.serial, failed, error)
+            for request in plan.requests:
+                self._settle(request)
+        return self._report(plan, started_s, 0, failed)
+
+    def _report(self, plan: StepPlan, started_s: float, new_tokens: int, failed: int) -> StepReport:
+        now = time.perf_counter()
+        started_s, self._ended_s = max(started_s, self._ended_s), now
         return StepReport(
             prefill_tokens=plan.prefill_tokens,
             decode_tokens=plan.decode_tokens,
@@ -173,7 +232,7 @@ class Engine:
             rows=len(plan.requests),
             new_tokens=new_tokens,
             failed=failed,
-            duration_ms=(time.perf_counter() - started) * 1e3,
+            duration_ms=(now - started_s) * 1e3,
         )
 
     def close(self) -> None:
@@ -189,6 +248,9 @@ class Engine:
             releases.callback(self.cache.close)
             for owner in self.owners.values():
                 releases.callback(owner.close)
+            if self.graphs is not None:
+                releases.callback(self.graphs.close)
+            self._in_flight = None
             # Both hold views of their buffers, which would keep the storages alive.
             del self.model, self.sampling
 
@@ -229,34 +291,76 @@ class Engine:
                 self._bound_slots[request.id] = request.slot
 
     @torch.inference_mode()
-    def _compute(self, plan: StepPlan) -> tuple[HostSamples | None, dict[int, list[TokenLogprob]]]:
-        self._bind(plan)
+    def _compute(self, plan: StepPlan) -> Results:
+        """Queue the step on the device; where the device is the host, compute it."""
+        with torch.cuda.device(self.inputs.device) if self._on_device else nullcontext():
+            self.inputs.begin()
+            self._bind(plan)
+            self._set_state(plan)
+            every_row = len(plan.sampling_rows) == len(plan.requests)
+            groups = self.sampling.groups(plan.slots if every_row else plan.slots[list(plan.sampling_rows)])
+            bucket = self.graphs.bucket_of(plan) if self.graphs is not None else None
+            sampled: SampleResult | None
+            scores: dict[int, list[torch.Tensor]] = {}
+            if bucket is not None:
+                sampled = self._replay(bucket, plan, groups)
+            else:
+                hidden, slots = self._forward_rows(plan)
+                sampled = self._sample_rows(plan, hidden, slots, groups)
+                scores = self._score(plan, hidden)
+            if self.state is not None:
+                for slot, snapshot in plan.saves:
+                    self.state.save(slot, snapshot)
+            packed = self.inputs.fetch(sampled.packed()) if sampled is not None else None
+            return Results(sampled, packed, scores, self.inputs.end())
+
+    def _set_state(self, plan: StepPlan) -> None:
+        if self.state is not None:
+            for snapshot, slot in plan.restores:
+                self.state.restore(snapshot, slot)
+            self.state.clear(plan.clears)
+
+    def _replay(self, bucket: Bucket, plan: StepPlan, groups: SampleGroups) -> SampleResult:
+        """A pure decode step on a captured graph."""
+        assert self.graphs is not None
+        self.graphs.replay(bucket, plan)
+        self.plan_updates += len(self.owners)
+        self.graph_steps += 1
+        if groups is PLAIN:
+            bucket.sample.replay()
+            return bucket.sampled
+        rows = len(plan.requests)
+        slots, positions = self.inputs["slots"][:rows], self.inputs["sampled_positions"][:rows]
+        return self._sample(bucket.logits[:rows], slots, positions, groups)
+
+    def _forward_rows(self, plan: StepPlan) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hidden states of the step's tokens, and the slot of each row on the device."""
         for attention, owner in self.owners.items():
             owner.update(plan.batch(attention.query_heads, attention.kv_heads))
             self.plan_updates += 1
         token_ids = self.inputs.fill("token_ids", plan.token_ids())
         slots = self.inputs.fill("slots", plan.slots)
-        if self.state is not None:
-            for snapshot, slot in plan.restores:
-                self.state.restore(snapshot, slot)
-            self.state.clear(plan.clears)
+        if plan.carried_rows:
+            token_ids[: plan.decode_rows] = self.inputs["slot_tokens"][slots[: plan.decode_rows]]
+        return self.forward(token_ids, slots, PackedRows(plan.lengths, token_ids.device), plan.decode_rows), slots
+
+    def forward(self, token_ids: torch.Tensor, slots: torch.Tensor, rows: PackedRows, decode_rows: int) -> torch.Tensor:
+        """Hidden states ``[tokens, hidden_size]`` of a step for which the owners are updated."""
         context = StepContext(
             geometry=self.blueprint.geometry,
             owners=self.owners,
             rotary=self.rotary,
             cache=self.cache,
             state=self.state,
-            rows=PackedRows(plan.lengths, token_ids.device),
-            decode_rows=plan.decode_rows,
+            rows=rows,
+            decode_rows=decode_rows,
             slots=slots,
         )
-        hidden = self.model(token_ids, context)
-        if self.state is not None:
-            for slot, snapshot in plan.saves:
-                self.state.save(slot, snapshot)
-        return self._sample(plan, hidden, slots), self._score(plan, hidden)
+        return self.model(token_ids, context)
 
-    def _sample(self, plan: StepPlan, hidden: torch.Tensor, slots: torch.Tensor) -> HostSamples | None:
+    def _sample_rows(
+        self, plan: StepPlan, hidden: torch.Tensor, slots: torch.Tensor, groups: SampleGroups
+    ) -> SampleResult | None:
         if not plan.sampling_rows:
             return None
         host_slots, positions = plan.slots, plan.kv_lengths
@@ -268,21 +372,57 @@ class Engine:
             last_tokens = np.cumsum(plan.query_lengths)[rows] - 1
             sampled = hidden.index_select(0, self.inputs.fill("sampled_tokens", last_tokens))
             sampled_slots = self.inputs.fill("sampled_slots", host_slots)
-        groups = self.sampling.groups(host_slots)
-        result = sample(
-            self.sampling,
-            self.model.logits(sampled),
-            sampled_slots,
-            self.inputs.fill("sampled_positions", positions),
-            groups,
-        )
-        samples = result.to_host()
-        self.sampling.accept(sampled_slots, result.token_ids, groups)
-        return samples
+        on_device = self.inputs.fill("sampled_positions", positions)
+        return self._sample(self.model.logits(sampled), sampled_slots, on_device, groups)
 
-    def _score(self, plan: StepPlan, hidden: torch.Tensor) -> dict[int, list[TokenLogprob]]:
+    def _sample(
+        self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, groups: SampleGroups
+    ) -> SampleResult:
+        """The next token of every row, which becomes the newest of its slot."""
+        result = sample(self.sampling, logits, slots, positions, groups)
+        self.sampling.accept(slots, result.token_ids, groups)
+        if self._keeps_tokens:
+            self.inputs["slot_tokens"].index_copy_(0, slots, result.token_ids)
+        return result
+
+    def capture_graphs(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Capture decode steps of the capacity's graph buckets; does nothing where it has none.
+
+        Raises:
+            ConfigError: a plan owner's decode steps cannot be captured.
+            MemoryBudgetError: the graphs take more than the ledger's line for them.
+        """
+        capacity = self.blueprint.capacity
+        if not capacity.graph_buckets:
+            return
+
+        def forward(token_ids: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+            rows = PackedRows((1,) * len(token_ids), token_ids.device)
+            return self.model.logits(self.forward(token_ids, slots, rows, len(token_ids)))
+
+        def greedy(logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> SampleResult:
+            return self._sample(logits, slots, positions, PLAIN)
+
+        self.graphs = DecodeGraphs(
+            self.owners,
+            self.inputs,
+            padding_page=self.blueprint.ledger.kv_pages,
+            padding_slot=capacity.limits.max_requests,
+            forward=forward,
+            sample=greedy,
+        )
+        self.graphs.capture(capacity.graph_buckets, progress)
+        taken, line = self.graphs.taken, self.blueprint.ledger.line(GRAPHS_LINE)
+        if taken.pool_bytes + taken.driver_bytes > line.bytes:
+            raise MemoryBudgetError(
+                f"captured decode steps take {size_text(taken.pool_bytes)} of torch's memory and "
+                f"{size_text(taken.driver_bytes)} of the driver's, more than the {size_text(line.bytes)} that the "
+                "ledger has for them: use cuda_graphs=False, and report these numbers"
+            )
+
+    def _score(self, plan: StepPlan, hidden: torch.Tensor) -> dict[int, list[torch.Tensor]]:
         """Log-probabilities of each scored row's next prompt tokens, in blocks of the reserved rows of logits."""
-        scores: dict[int, list[TokenLogprob]] = {}
+        scores: dict[int, list[torch.Tensor]] = {}
         block_rows = self.blueprint.capacity.logit_rows
         first = plan.decode_rows  # a scored prompt is never decoded, and decode rows have a token each
         for row in range(plan.decode_rows, len(plan.requests)):
@@ -291,18 +431,21 @@ class Engine:
             if request.kind == "score" and output is not None:
                 known = min(tokens, request.prompt_tokens - 1 - start)
                 targets = torch.tensor(request.tokens[start + 1 : start + 1 + known], dtype=torch.int64)
-                targets = targets.to(hidden.device)
+                targets = to_device(targets, hidden.device)
                 scores[row] = []
                 for block in range(0, known, block_rows):
                     last = min(block + block_rows, known)
                     logits = self.model.logits(hidden[first + block : first + last])
-                    scores[row] += token_logprobs(logits, targets[block:last], output.score_top).tolist()
+                    logprobs = token_logprobs(logits, targets[block:last], output.score_top)
+                    scores[row].append(logprobs.packed().to("cpu", non_blocking=True))
             first += tokens
         return scores
 
     def _accept(
         self, plan: StepPlan, samples: HostSamples | None, scores: dict[int, list[TokenLogprob]]
     ) -> tuple[int, int]:
+        if samples is not None:
+            samples = samples.first(len(plan.sampling_rows))
         tokens = samples.token_ids if samples is not None else []
         endings: dict[Request, Ending] = {}
         given = failed = 0

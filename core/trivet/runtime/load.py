@@ -22,6 +22,7 @@ from trivet.layout import AllocationMeter, BufferLayout, Buffers
 from trivet.reservation import KV_LINE, MemoryLedger, size_text
 from trivet.runtime.blueprint import Blueprint
 from trivet.runtime.engine import Engine
+from trivet.runtime.inputs import StepInputs
 from trivet.runtime.profile import run_profile
 from trivet.sampling.batch import SamplingBatch
 from trivet.scheduler.scheduler import Scheduler
@@ -71,6 +72,8 @@ def load_engine(
         with blueprint.family.blamed("build", torch.OutOfMemoryError):
             model = build(blueprint.geometry, Parameters(tensors))
         engine = _assemble(blueprint, device, model, allocate, owned, end_token_ids, seed)
+        with blueprint.family.blamed("the capture of its decode steps", torch.OutOfMemoryError):
+            engine.capture_graphs()
         undo.pop_all()
         return engine
 
@@ -102,7 +105,7 @@ def _assemble(
         attention: RotaryTable(attention.rope, allocate(f"rotary table {attention.label}", layout), dtype)
         for attention, layout in blueprint.rotary.items()
     }
-    inputs = allocate(blueprint.inputs.name, blueprint.inputs)
+    inputs = StepInputs(allocate(blueprint.inputs.name, blueprint.inputs))
     sampling = SamplingBatch(
         allocate(blueprint.sampler.name, blueprint.sampler), allocate(blueprint.penalties.name, blueprint.penalties)
     )

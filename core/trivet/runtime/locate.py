@@ -1,4 +1,4 @@
-"""Find a checkpoint: a directory, the name of a model that ships with Trivet, or an id of the hub."""
+"""Find a checkpoint: a directory, the name of a model or geometry that ships with Trivet, or an id of the hub."""
 
 from __future__ import annotations
 
@@ -12,19 +12,32 @@ from trivet.runtime.hub import MODEL_ID, fetch_from_hub
 EMBEDDED = ("tiny-qwen3", "tiny-qwen35")
 """Names of the models that ship as package data."""
 
+GEOMETRIES = ("qwen3-0.6b", "qwen3-4b", "qwen3-14b", "qwen3.5-4b", "qwen3.5-27b")
+"""Names of published geometries that ship as a config.json each: sizes without weights, and without end tokens."""
 
-def locate_checkpoint(checkpoint: str | os.PathLike[str]) -> Path:
-    """The directory of `checkpoint`; a name in `EMBEDDED` is a model that ships with the package.
+
+def locate_checkpoint(checkpoint: str | os.PathLike[str], *, with_weights: bool = False) -> Path:
+    """The directory of `checkpoint`; a name in `EMBEDDED` or `GEOMETRIES` is one that ships with the package.
 
     ``organisation/name`` that is no directory here is an id of the Hugging Face hub (`fetch_from_hub`).
 
-    A directory of that name in the current folder does not shadow the shipped model; write ``./tiny-qwen3`` for it.
+    A directory of that name in the current folder does not shadow what ships; write ``./tiny-qwen3`` for it.
+
+    Args:
+        with_weights: whether the weights are wanted too, which a geometry does not have.
+
+    Raises:
+        ConfigError: there is no such checkpoint, or it has no weights though they are wanted.
     """
     if isinstance(checkpoint, str) and checkpoint in EMBEDDED:
-        path = Path(str(resources.files("trivet") / "models" / checkpoint))
-        if not path.is_dir():
-            raise ConfigError(f"model {checkpoint!r} ships with Trivet, but {path} is missing: reinstall the package")
-        return path
+        return _shipped(checkpoint)
+    if isinstance(checkpoint, str) and checkpoint in GEOMETRIES:
+        if with_weights:
+            raise ConfigError(
+                f"{checkpoint!r} is a geometry, a config.json without weights: pass weights='random' (--weights "
+                "random), or the directory of a checkpoint"
+            )
+        return _shipped(checkpoint, "geometries")
     try:
         path = Path(checkpoint).expanduser()
     except (TypeError, RuntimeError) as error:
@@ -35,6 +48,13 @@ def locate_checkpoint(checkpoint: str | os.PathLike[str]) -> Path:
     if not path.is_dir():
         raise ConfigError(
             f"checkpoint {str(checkpoint)!r} is neither a directory nor one of the models that ship with Trivet "
-            f"({', '.join(EMBEDDED)})"
+            f"({', '.join(EMBEDDED)}; with random weights also {', '.join(GEOMETRIES)})"
         )
+    return path
+
+
+def _shipped(name: str, *folders: str) -> Path:
+    path = Path(str(resources.files("trivet"))).joinpath("models", *folders, name)
+    if not path.is_dir():
+        raise ConfigError(f"model {name!r} ships with Trivet, but {path} is missing: reinstall the package")
     return path

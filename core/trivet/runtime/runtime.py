@@ -72,7 +72,7 @@ class Runtime:
         self._wake = threading.Condition()
         self._closing = False
         self._down: RuntimeDown | None = None
-        self._device = engine.inputs["token_ids"].device
+        self._device = engine.inputs.device
         self._cuda_baseline = _cuda_allocations(self._device)
         self._process = os.getpid()
         self._thread: threading.Thread | None = None
@@ -107,7 +107,7 @@ class Runtime:
 
         Args:
             checkpoint: directory with config.json, \\*.safetensors and, for text, tokenizer.json; or ``"tiny-qwen3"``,
-                ``"tiny-qwen35"``.
+                ``"tiny-qwen35"``; or with random weights a published geometry, as in ``"qwen3-14b"``.
             device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``; None picks CUDA if there is one.
             dtype: ``"float32"``, ``"bfloat16"`` or ``"float16"``; None takes the checkpoint's.
             limits: how much may be asked at once; None takes defaults for the device.
@@ -146,7 +146,7 @@ class Runtime:
             cuda_graphs=cuda_graphs,
             attention=attention,
         )
-        directory = locate_checkpoint(checkpoint)
+        directory = locate_checkpoint(checkpoint, with_weights=weights == "checkpoint")
         torch_device, profile = resolve_device(device)
         plugins = PluginManager.discover()
         blueprint = draw_blueprint(directory, options, profile, plugins)
@@ -261,17 +261,25 @@ class Runtime:
         Raises:
             RuntimeDown: the runtime was closed or its device failed.
         """
+        return self._step(overlap=False)
+
+    def _step(self, *, overlap: bool) -> StepReport:
+        """One step of the engine; the last that ended with it, or an idle one.
+
+        Args:
+            overlap: leave the launched step in flight; see `Engine.step`.
+        """
         with self._steps:
             self._check_up()
             try:
-                report = self._engine.step()
+                reports = self._engine.step(overlap=overlap)
             finally:
                 fatal = self._engine.fatal
                 if fatal is not None:
                     self._go_down(f"a fault left the runtime unusable: {type(fatal).__name__}: {fatal}", fatal)
-        if report.path != "idle":
+        for report in reports:
             self._plugins.observe_step(report)
-        return report
+        return reports[-1] if reports else StepReport()
 
     def run_until_idle(self) -> None:
         """Step until no request is waiting or running.
@@ -305,6 +313,7 @@ class Runtime:
         with self._engine.lock:
             counters = self._engine.scheduler.counters()
             counters["plan_updates"] = self._engine.plan_updates
+            counters["graph_steps"] = self._engine.graph_steps
         cuda = _cuda_allocations(self._device)
         counters["device_allocations"] = self._meter.allocations if cuda is None else cuda - (self._cuda_baseline or 0)
         return counters
@@ -407,6 +416,7 @@ class Runtime:
                 self._wake.notify_all()
 
     def _loop(self) -> None:
+        overlap = self._device.type == "cuda"  # a CPU computes a step while it is launched
         while True:
             with self._wake:
                 while not self._closing and not self._engine.has_work:
@@ -414,7 +424,7 @@ class Runtime:
                 if self._closing:
                     return
             try:
-                report = self.step()
+                report = self._step(overlap=overlap)
             except RuntimeDown:
                 return
             except BaseException as error:
@@ -422,7 +432,7 @@ class Runtime:
                 with self._steps:
                     self._go_down(f"the runtime's thread failed: {error}", error)
                 return
-            if report.path == "idle":
+            if report.path == "idle" and not self._engine.busy:
                 with self._wake:
                     self._wake.wait(IDLE_WAIT_S)
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from attrs import frozen
 
+from trivet.ops.transfer import to_device
 from trivet.sampling.noise import token_hashes
 from trivet.sampling.params import Sampling
 from trivet.sampling.penalties import PenaltyCounts
@@ -124,7 +125,7 @@ class SamplingBatch:
                 self._buffers[name][slot] = value
                 written[name] = value
         if sampling.needs_penalties:
-            prompt = torch.as_tensor(prompt_ids, dtype=torch.int64).to(self.device)
+            prompt = to_device(torch.as_tensor(prompt_ids, dtype=torch.int64), self.device)
             self.penalties.start(slot, prompt)
         scored = -1 if sampling.logprobs is None else min(sampling.logprobs, self.vocabulary)
         self._note(slot, _choice(sampling), sampling.needs_penalties, int(values["top_k"]), scored)
@@ -153,7 +154,7 @@ class SamplingBatch:
                     RowGroup(
                         choice=Choice(kind // 2),
                         penalised=bool(kind % 2),
-                        rows=torch.from_numpy(rows).to(self.device),
+                        rows=to_device(torch.from_numpy(rows), self.device),
                         candidates=int(self._top_k[places[rows]].max()),
                     )
                 )
@@ -199,7 +200,7 @@ class SamplingBatch:
             self._demanding.discard(slot)
 
     def _on_device(self, rows: NDArray[np.int64]) -> Tensor | None:
-        return torch.from_numpy(rows).to(self.device) if len(rows) else None
+        return to_device(torch.from_numpy(rows), self.device) if len(rows) else None
 
 
 def _device_values(sampling: Sampling, seed: int, vocabulary: int) -> dict[str, float | int]:

@@ -32,6 +32,12 @@ class HostSamples:
     bad: list[bool]
     logprobs: list[TokenLogprob | None]
 
+    def first(self, rows: int) -> HostSamples:
+        """The samples of the first `rows` rows; padding rows may stand behind them."""
+        if rows == len(self.token_ids):
+            return self
+        return HostSamples(self.token_ids[:rows], self.bad[:rows], self.logprobs[:rows])
+
 
 @frozen(eq=False)
 class SampleResult:

@@ -64,16 +64,22 @@ class Holdings:
             match = self.prefix.match(request.digests, self._matchable_pages(request))
             self.prefix.pin(match.node)  # before anything is counted or evicted
             shared_pages, matched_pages = len(match.pages), match.page_tokens // self.page_size
+        slot = NO_SLOT
         new_pages = request.lifetime_pages - shared_pages
-        if not self.gate.fits(new_pages, self.pool.free_count, self.cached_pages):
-            if self.prefix is not None and match is not None:
+        try:
+            fits = self.gate.fits(new_pages, self.pool.free_count, self.cached_pages)
+            if fits:
+                slot = self.slots.take()
+        finally:
+            if slot == NO_SLOT and self.prefix is not None and match is not None:
                 self.prefix.unpin(match.node)
+        if not fits:
             self._blocked = (request, self._releases, matched_pages)
             return False
         self._blocked = None
         self.gate.reserve(new_pages)
         request.reserved_pages = new_pages
-        request.slot = self.slots.take()
+        request.slot = slot
         if match is not None:
             self._share(request, match)
         return True
@@ -168,8 +174,8 @@ class Holdings:
             node = prefix.publish(node, request.digests[index], page)
             if node.page != page:
                 request.duplicates.append(page)
-        request.node = node
-        request.published_pages = full_pages
+            request.node = node  # page by page: what a later one raises finds the accounts right
+            request.published_pages = index + 1
         request.publish_at_tokens = (full_pages + 1) * self.page_size
 
     def retract(self, request: Request) -> None:

@@ -81,6 +81,7 @@ class Scheduler:
         self._clock = clock
         self._waiting: OrderedDict[Request, None] = OrderedDict()
         self._running: dict[Request, None] = {}  # whoever holds a slot and pages, in order of admission
+        self._given_up: list[Request] = []
         self._scheduled_steps = 0
         self._closed_steps = 0
         self._submitted = 0
@@ -149,7 +150,7 @@ class Scheduler:
         cached = held.cached_pages
         return {
             "steps": self._scheduled_steps,
-            "requests_running": len(self._running),
+            "requests_running": sum(request.status is Status.RUNNING for request in self._running),
             "requests_waiting": len(self._waiting),
             "requests_submitted": self._submitted,
             "requests_admitted": self._admitted,
@@ -172,7 +173,11 @@ class Scheduler:
     # A step is planned.
 
     def schedule(self) -> StepPlan | None:
-        """Admit what fits and plan the next step; None if there is nothing to compute now."""
+        """Admit what fits and plan the next step; None if there is nothing to compute now.
+
+        A request for which an allocator raises ends with that error, before anything of it has advanced; the others
+        go on. `AccountingError` gets out: the accounts themselves are wrong.
+        """
         if self._waiting:
             self._admit_waiting()
         decode, prefill = self._rows.select()
@@ -184,8 +189,14 @@ class Scheduler:
         spare = self._rows.spare_tokens()
         while self._waiting and (spare > 0 or self._rows.queue_for_turns):
             head = next(iter(self._waiting))
-            if not self._holdings.admit(head):
-                return
+            try:
+                if not self._holdings.admit(head):
+                    return
+            except AccountingError:
+                raise
+            except Exception as error:  # of an allocator; nothing was given to `head`
+                self._give_up(head, error)
+                continue
             del self._waiting[head]
             head.status = Status.RUNNING
             head.admitted_s = self._clock()
@@ -194,50 +205,80 @@ class Scheduler:
             self._admitted += 1
             spare -= prefill_piece_tokens(head)
 
-    def _issue(self, decode: Sequence[Request], prefill: Sequence[tuple[Request, int]]) -> StepPlan:
-        """Advance what is scheduled by the chosen rows, and write the step down."""
+    def _issue(self, decode: Sequence[Request], prefill: Sequence[tuple[Request, int]]) -> StepPlan | None:
+        """Advance what is scheduled by the chosen rows, and write the step down; None if no row could be served.
+
+        Everything that may fail for a row comes before anything of its request is advanced: a row for which an
+        allocator raises is left out, and its request ends with the error.
+        """
         held = self._holdings
         saving_grain = held.grain_tokens if held.shelf is not None else 0
         in_flight = self._scheduled_steps > self._closed_steps
+        requests: list[Request] = []
         starts: list[int] = []
+        lengths: list[int] = []
         carried: list[int] = []
+        sampling: list[int] = []
         saves: list[SavePoint | None] = []
         exhausted: list[Request] = []
 
-        for row, request in enumerate(decode):
+        for request in decode:
             start = request.scheduled_tokens
+            end = start + 1
+            row = len(requests)
+            if start == request.page_room_tokens or (saving_grain and not end % saving_grain):
+                try:
+                    held.grow(request, end)
+                    if saving_grain and not end % saving_grain:
+                        saves.append(held.plan_save(request, row, end))
+                except AccountingError:
+                    raise
+                except Exception as error:
+                    self._give_up(request, error)
+                    continue
+            requests.append(request)
             starts.append(start)
-            if start == request.page_room_tokens:
-                held.grow(request, start + 1)
-            request.scheduled_tokens = end = start + 1
+            request.scheduled_tokens = end
             request.in_flight += 1
             if end == request.lifetime_tokens:
                 exhausted.append(request)
-            if saving_grain and not end % saving_grain:
-                saves.append(held.plan_save(request, row, end))
             if in_flight and start >= len(request.tokens):
                 carried.append(row)
 
-        sampling = list(range(len(decode)))
+        decode_rows = len(requests)
+        sampling = list(range(decode_rows))
+        lengths = [1] * decode_rows
         fresh: list[int] = []
         restores: list[tuple[int, int]] = []
         clears: list[int] = []
-        for row, (request, tokens) in enumerate(prefill, len(decode)):
+        for request, tokens in prefill:
             start = request.scheduled_tokens
+            end = start + tokens
+            row = len(requests)
+            snapshot: int | None = None
+            try:
+                held.grow(request, end)
+                if not request.started:
+                    snapshot = held.take_restore(request)
+                if saving_grain and not end % saving_grain:
+                    saves.append(held.plan_save(request, row, end))
+            except AccountingError:
+                raise
+            except Exception as error:
+                self._give_up(request, error)
+                continue
+            requests.append(request)
             starts.append(start)
-            request.scheduled_tokens = end = start + tokens
+            lengths.append(tokens)
+            request.scheduled_tokens = end
             request.in_flight += 1
-            held.grow(request, end)
             if not request.started:
                 request.started = True
                 fresh.append(row)
-                snapshot = held.take_restore(request)
                 if snapshot is not None:
                     restores.append((snapshot, request.slot))
                 elif self._recurrent:
                     clears.append(request.slot)
-            if saving_grain and not end % saving_grain:
-                saves.append(held.plan_save(request, row, end))
             if end == request.prompt_tokens:
                 if request.kind == "generate":
                     sampling.append(row)
@@ -246,16 +287,17 @@ class Scheduler:
                 else:
                     self._rows.start_decoding(request)
 
+        if not requests:
+            return None
         for request in exhausted:
             self._rows.remove(request)
-        requests = (*decode, *[request for request, _ in prefill])
         points = tuple(save for save in saves if save is not None)
         plan = StepPlan(
             serial=self._scheduled_steps,
-            requests=requests,
+            requests=tuple(requests),
             starts=tuple(starts),
-            lengths=(1,) * len(decode) + tuple([tokens for _, tokens in prefill]),
-            decode_rows=len(decode),
+            lengths=tuple(lengths),
+            decode_rows=decode_rows,
             sampling_rows=tuple(sampling),
             carried_rows=tuple(carried),
             fresh_rows=tuple(fresh),
@@ -267,6 +309,16 @@ class Scheduler:
         )
         self._scheduled_steps += 1
         return plan
+
+    def _give_up(self, request: Request, error: BaseException) -> None:
+        """End a request for which an allocator raised."""
+        self.end(request, "error", error)
+        self._given_up.append(request)
+
+    def take_given_up(self) -> list[Request]:
+        """The requests that `schedule` has ended since this was last called."""
+        given_up, self._given_up = self._given_up, []
+        return given_up
 
     # A step has run.
 
@@ -365,7 +417,12 @@ class Scheduler:
         if token is not None:
             request.tokens.append(token)
         if computed_tokens >= request.publish_at_tokens:
-            self._holdings.publish(request)
+            try:
+                self._holdings.publish(request)
+            except AccountingError:
+                raise
+            except Exception as error:
+                return Ending("error", error)
         if ending is None and computed_tokens == request.lifetime_tokens:
             return Ending("length")
         return ending

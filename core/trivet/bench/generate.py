@@ -1,0 +1,204 @@
+"""``trivet bench generate``: what a call of `Runtime.generate` costs: TPOT by batch, throughput, TTFT of long prompts.
+
+Greedy, with prompts of drawn tokens. TPOT is the mean time between the ends of consecutive steps in which all requests
+of the call decode; such a step gives each of them one token.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from attrs import asdict, frozen
+
+from trivet.bench.figures import Figures, rounded, table
+from trivet.bench.kernels import kernel_table, kernel_times
+from trivet.bench.loading import with_limits
+from trivet.bench.prompts import drawn_prompts
+from trivet.bench.stepping import BenchmarkError
+from trivet.sampling.params import Sampling
+
+if TYPE_CHECKING:
+    from trivet.runtime.runtime import Runtime
+    from trivet.runtime.step import StepReport
+
+WARM_NEW_TOKENS = 8
+PROFILED_NEW_TOKENS = 24
+LAST_STEP_S = 5.0
+
+Report = Callable[[str], None]
+
+
+@frozen
+class GenerateSettings:
+    """What is generated.
+
+    Attributes:
+        model: a checkpoint, or the name of a shipped model or geometry.
+        batches: requests of a call, one figure for each.
+        prompt_tokens, new_tokens: of each request.
+        repeats: calls of each batch.
+        many: requests of the throughput call; 0 for none.
+        many_new_tokens: their new tokens.
+        long_prompts: lengths whose TTFT is wanted.
+        kernels: whether to break a decode step down by kernel (CUDA).
+        seed: of the prompts.
+        load: further arguments of `Runtime.load`; limits as a mapping of those that were asked for.
+    """
+
+    model: str
+    batches: tuple[int, ...]
+    prompt_tokens: int
+    new_tokens: int
+    repeats: int
+    many: int
+    many_new_tokens: int
+    long_prompts: tuple[int, ...]
+    kernels: bool
+    seed: int
+    load: Mapping[str, Any]
+
+
+def bench_generate(settings: GenerateSettings, report: Report) -> dict[str, Any]:
+    """Generate; tells `report` the tables, and returns what a record keeps."""
+    from trivet.runtime.runtime import Runtime
+
+    new_tokens = max(settings.new_tokens, settings.many_new_tokens, WARM_NEW_TOKENS, PROFILED_NEW_TOKENS)
+    context = max(settings.prompt_tokens + new_tokens, *settings.long_prompts, 1)
+    load = with_limits(settings.load, max(settings.batches), context)
+    rng = np.random.default_rng(settings.seed)
+    results: dict[str, Any] = {"batches": []}
+    with Runtime.load(settings.model, **load) as runtime:
+        caller = Caller(runtime, rng)
+        for batch in settings.batches:
+            results["batches"].append(_tpot(caller, settings, batch))
+        if settings.batches:
+            rows = [(entry["batch"], *_row(entry)) for entry in results["batches"]]
+            header = ("batch", "TPOT ms", "p50", "p95", "p99", "tok/s", "TTFT ms")
+            report(f"prompts of {settings.prompt_tokens}, {settings.new_tokens} new\n{table(header, rows)}")
+        if settings.many:
+            results["throughput"] = _throughput(caller, settings, report)
+        if settings.long_prompts:
+            results["ttft"] = _ttft(caller, settings, report)
+        if settings.kernels:
+            results["kernels"] = _kernels(caller, settings, report)
+        results["stats"] = runtime.stats()
+    return results
+
+
+class Caller:
+    """Calls `Runtime.generate` with drawn prompts, and hears its steps."""
+
+    def __init__(self, runtime: Runtime, rng: np.random.Generator) -> None:
+        self.runtime = runtime
+        self.vocab_size = runtime._engine.blueprint.geometry.vocab_size
+        self._rng = rng
+
+    def call(self, requests: int, prompt_tokens: int, new_tokens: int) -> tuple[float, list[tuple[float, StepReport]]]:
+        """Seconds of the call, and its steps with the times at which they ended."""
+        prompts = drawn_prompts(self._rng, [prompt_tokens] * requests, self.vocab_size)
+        sampling = Sampling(max_new_tokens=new_tokens, ignore_eos=True)
+        with heard_steps(self.runtime) as steps:
+            started = time.perf_counter()
+            outs = self.runtime.generate(prompts, sampling)
+            seconds = time.perf_counter() - started
+            self._hear_all(steps, sum(len(out.token_ids) for out in outs))
+        if any(len(out.token_ids) != new_tokens for out in outs):
+            raise BenchmarkError(f"a request ended early: {outs[0].finish_reason}, {outs[0].error}")
+        return seconds, [(ended - started, step) for ended, step in steps]
+
+    def _hear_all(self, steps: Sequence[tuple[float, StepReport]], tokens: int) -> None:
+        """Wait for the last step, which is heard after its tokens are given."""
+        give_up = time.perf_counter() + LAST_STEP_S
+        while sum(step.new_tokens for _, step in steps) < tokens:
+            if time.perf_counter() > give_up:
+                raise BenchmarkError(f"the steps of a call gave fewer than its {tokens} tokens")
+            time.sleep(1e-3)
+
+
+@contextmanager
+def heard_steps(runtime: Runtime) -> Iterator[list[tuple[float, StepReport]]]:
+    """The steps that `runtime` makes meanwhile, each with the time at which it ended."""
+    steps: list[tuple[float, StepReport]] = []
+    plugins = runtime._plugins
+
+    class Listening:
+        def observe_step(self, step: StepReport) -> None:
+            steps.append((time.perf_counter(), step))
+
+    runtime._plugins = Listening()  # type: ignore[assignment]
+    try:
+        yield steps
+    finally:
+        runtime._plugins = plugins
+
+
+def decode_gaps_ms(steps: Sequence[tuple[float, StepReport]], rows: int) -> list[float]:
+    """Times between the ends of consecutive decode steps of `rows` rows."""
+    gaps = []
+    for (before, earlier), (now, later) in itertools.pairwise(steps):
+        if earlier.path == later.path == "decode" and earlier.rows == later.rows == rows:
+            gaps.append((now - before) * 1e3)
+    return gaps
+
+
+def _tpot(caller: Caller, settings: GenerateSettings, batch: int) -> dict[str, Any]:
+    caller.call(batch, settings.prompt_tokens, WARM_NEW_TOKENS)
+    calls: list[dict[str, Any]] = []
+    for _ in range(settings.repeats):
+        seconds, steps = caller.call(batch, settings.prompt_tokens, settings.new_tokens)
+        gaps = decode_gaps_ms(steps, batch)
+        if not gaps:
+            raise BenchmarkError(f"no two consecutive steps had all {batch} requests decoding")
+        first_ms = next(ended for ended, step in steps if step.new_tokens) * 1e3
+        calls.append({"seconds": seconds, "ttft_ms": first_ms, "gaps_ms": rounded(gaps)})
+    figures = [asdict(Figures.of(call["gaps_ms"])) for call in calls]
+    medians = {name: statistics.median(f[name] for f in figures) for name in ("mean", "p50", "p95", "p99")}
+    return {"batch": batch, "new_tokens": settings.new_tokens, "calls": calls, "figures": figures, "medians": medians}
+
+
+def _row(entry: Mapping[str, Any]) -> tuple[float, ...]:
+    medians, calls = entry["medians"], entry["calls"]
+    tokens = entry["batch"] * entry["new_tokens"]
+    rate = statistics.median(tokens / call["seconds"] for call in calls)
+    ttft = statistics.median(call["ttft_ms"] for call in calls)
+    return (medians["mean"], medians["p50"], medians["p95"], medians["p99"], rate, ttft)
+
+
+def _throughput(caller: Caller, settings: GenerateSettings, report: Report) -> dict[str, Any]:
+    caller.call(min(settings.many, max(settings.batches)), settings.prompt_tokens, WARM_NEW_TOKENS)
+    rates, seconds = [], []
+    for _ in range(settings.repeats):
+        took, _ = caller.call(settings.many, settings.prompt_tokens, settings.many_new_tokens)
+        seconds.append(took)
+        rates.append(settings.many * settings.many_new_tokens / took)
+    report(
+        f"{settings.many} requests of {settings.prompt_tokens} and {settings.many_new_tokens} tokens: "
+        f"{statistics.median(rates):.0f} tok/s (median of {', '.join(f'{rate:.0f}' for rate in rates)})"
+    )
+    return {"requests": settings.many, "seconds": seconds, "tokens_per_second": rates}
+
+
+def _ttft(caller: Caller, settings: GenerateSettings, report: Report) -> list[dict[str, Any]]:
+    entries = []
+    for prompt_tokens in settings.long_prompts:
+        caller.call(1, prompt_tokens, 1)
+        times = [caller.call(1, prompt_tokens, 1)[0] * 1e3 for _ in range(max(3, settings.repeats))]
+        report(f"TTFT of {prompt_tokens} tokens: {statistics.median(times):.1f} ms (least {min(times):.1f})")
+        entries.append({"prompt_tokens": prompt_tokens, "ttft_ms": rounded(times)})
+    return entries
+
+
+def _kernels(caller: Caller, settings: GenerateSettings, report: Report) -> list[dict[str, Any]]:
+    entries = []
+    for batch in settings.batches:
+        with kernel_times() as kernels, heard_steps(caller.runtime):
+            caller.call(batch, settings.prompt_tokens, PROFILED_NEW_TOKENS)
+        entries.append({"batch": batch, "kernels": kernels})
+        report(f"batch {batch}, kernels of a call of {PROFILED_NEW_TOKENS} tokens\n{kernel_table(kernels)}")
+    return entries

@@ -1,0 +1,61 @@
+"""What a CUDA runtime takes besides its own buffers and temporaries: the driver's context, and captured graphs."""
+
+from __future__ import annotations
+
+from attrs import evolve
+
+from trivet import checked
+from trivet.capacity import RuntimeCapacity
+from trivet.dtypes import item_bytes
+from trivet.reservation.activations import activation_bytes
+from trivet.reservation.ledger import LedgerLine
+
+MIB = 2**20
+
+GRAPHS_LINE = "CUDA graphs"
+
+CONTEXT_BYTES = 640 * MIB
+"""Bound on the driver's context with the kernels of torch, cuBLAS, FlashInfer and Triton loaded, and on cuBLAS's
+workspace; nothing of it is in torch's statistics but the workspace."""
+
+GRAPH_POOL_SLACK_BYTES = 96 * MIB
+"""Bound on what a graph pool takes beside the tensors in it: cuBLAS's workspace of the capturing stream (32 MiB on
+compute capability 9.0), and segments that torch's allocator rounds up to (2 and 20 MiB)."""
+
+GRAPH_LAYER_BYTES = MIB // 4
+"""Bound on what the driver takes for one layer of one captured step, outside torch's view; `DecodeGraphs` holds it
+against what the driver says."""
+
+
+def graph_pool_bytes(capacity: RuntimeCapacity, attention_scratch_bytes: int, sampler_scratch_bytes: int) -> int:
+    """Bound on the memory pool of all graphs, in bytes: temporaries of the largest step, and every step's logits."""
+    if not capacity.graph_buckets:
+        return 0
+    largest = capacity.graph_buckets[-1]
+    step = evolve(capacity, step_tokens=largest, step_rows=largest, logit_rows=largest)
+    logits = sum(capacity.graph_buckets) * capacity.geometry.vocab_size * item_bytes(capacity.dtype)
+    temporaries = activation_bytes(step, attention_scratch_bytes, sampler_scratch_bytes)
+    return checked.sum_bytes("CUDA graph pool", (temporaries, logits, GRAPH_POOL_SLACK_BYTES))
+
+
+def graph_driver_bytes(capacity: RuntimeCapacity) -> int:
+    """Bound on what the driver takes for all graphs, in bytes."""
+    layers = len(capacity.geometry.layers)
+    return checked.int64("CUDA graphs", len(capacity.graph_buckets) * layers * GRAPH_LAYER_BYTES)
+
+
+def cuda_lines(
+    capacity: RuntimeCapacity, attention_scratch_bytes: int, sampler_scratch_bytes: int
+) -> tuple[LedgerLine, ...]:
+    """The lines of a CUDA device; none for another."""
+    if capacity.device.kind != "cuda":
+        return ()
+    lines = [LedgerLine("CUDA context", CONTEXT_BYTES, "bound on the driver's context and libraries", owned=False)]
+    if capacity.graph_buckets:
+        pool = graph_pool_bytes(capacity, attention_scratch_bytes, sampler_scratch_bytes)
+        buckets = ", ".join(map(str, capacity.graph_buckets))
+        source = f"bound for decode steps of {buckets} rows"
+        lines.append(
+            LedgerLine(GRAPHS_LINE, pool + graph_driver_bytes(capacity), source, owned=False, lower="cuda_graphs=False")
+        )
+    return tuple(lines)

@@ -1,0 +1,225 @@
+"""Pure decode steps as CUDA graphs: captured at start for a few numbers of rows, replayed with padding rows."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from attrs import frozen
+
+from trivet.attention import PlanOwner, StepBatch
+from trivet.errors import ConfigError
+from trivet.geometry import AttentionGeometry
+from trivet.runtime.inputs import StepInputs
+from trivet.sampling.sampler import SampleResult
+from trivet.scheduler.plan import StepPlan
+
+WARM_UP_RUNS = 2
+"""Eager runs before a capture: what libraries allocate or compile on first use must not be captured."""
+
+Forward = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""From token ids ``[rows]`` and slots ``[rows]`` of decode rows to their logits ``[rows, vocabulary]``."""
+
+Sample = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], SampleResult]
+"""From logits, slots and positions to the greedy tokens of the rows."""
+
+
+@runtime_checkable
+class CapturedOwner(Protocol):
+    """A plan owner whose decode steps can be captured: it remembers what each graph was planned with."""
+
+    def note_capture(self) -> None:
+        """A graph of the plan in place was captured; from now on an `update` that plans otherwise raises."""
+
+
+@frozen
+class _Taken:
+    """Memory of a device that is taken.
+
+    Attributes:
+        pool_bytes: by torch's allocator.
+        driver_bytes: by whatever else.
+    """
+
+    pool_bytes: int
+    driver_bytes: int
+
+    @classmethod
+    def on(cls, device: torch.device) -> _Taken:
+        """What is taken now."""
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+        free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+        pool_bytes = torch.cuda.memory_reserved(device)
+        return cls(pool_bytes, total_bytes - free_bytes - pool_bytes)
+
+    def since(self, before: _Taken) -> _Taken:
+        """What was taken since `before`."""
+        return _Taken(self.pool_bytes - before.pool_bytes, self.driver_bytes - before.driver_bytes)
+
+
+@frozen(eq=False)
+class Bucket:
+    """The graphs of one number of rows.
+
+    Attributes:
+        rows: rows of the captured step, padding rows included.
+        forward: from the newest tokens of the rows' slots to logits.
+        logits: ``[rows, vocabulary]``, what `forward` writes.
+        sample: from `logits` to greedy tokens, which become the newest of their slots.
+        sampled: what `sample` writes.
+        packed: the same in one tensor.
+    """
+
+    rows: int
+    forward: torch.cuda.CUDAGraph
+    logits: torch.Tensor
+    sample: torch.cuda.CUDAGraph
+    sampled: SampleResult
+    packed: torch.Tensor
+
+
+class DecodeGraphs:
+    """One `Bucket` for each number of rows that was captured; a step takes the smallest that holds it.
+
+    Padding rows have one token on the padding page and belong to the padding slot. All graphs share one pool of
+    memory, which the largest, captured first, sizes.
+
+    Attributes:
+        taken: what the graphs take of the device's memory.
+
+    Args:
+        owners: of the plans; updated before each replay, outside the graph.
+        inputs: where the rows' slots and positions are read.
+        padding_page: a page that no request is given.
+        padding_slot: a slot that no request is given.
+        forward, sample: what is captured.
+    """
+
+    def __init__(
+        self,
+        owners: Mapping[AttentionGeometry, PlanOwner],
+        inputs: StepInputs,
+        *,
+        padding_page: int,
+        padding_slot: int,
+        forward: Forward,
+        sample: Sample,
+    ) -> None:
+        self._owners = owners
+        self._inputs = inputs
+        self._padding_page = padding_page
+        self._padding_slot = padding_slot
+        self._forward = forward
+        self._sample = sample
+        self._buckets: dict[int, Bucket] = {}
+        self._sizes: tuple[int, ...] = ()
+        self.taken = _Taken(0, 0)
+
+    @torch.inference_mode()
+    def capture(self, sizes: tuple[int, ...], progress: Callable[[int, int], None] | None = None) -> None:
+        """Capture a step of each of `sizes` rows.
+
+        Args:
+            progress: called with the graphs captured so far and their number.
+
+        Raises:
+            ConfigError: an owner's decode steps cannot be captured.
+        """
+        for attention, owner in self._owners.items():
+            if not isinstance(owner, CapturedOwner):
+                raise ConfigError(
+                    f"the plan owner of {attention.label} has no note_capture: its decode steps cannot be captured in "
+                    "CUDA graphs; use cuda_graphs=False"
+                )
+        device = self._inputs.device
+        before = _Taken.on(device)
+        pool: Any = torch.cuda.graph_pool_handle()
+        stream = torch.cuda.Stream(device)
+        for done, rows in enumerate(sorted(sizes, reverse=True)):
+            if progress is not None:
+                progress(done, len(sizes))
+            self._buckets[rows] = self._captured(rows, pool, stream)
+        self._sizes = tuple(sorted(self._buckets))
+        self.taken = _Taken.on(device).since(before)
+        self._inputs["slot_tokens"].zero_()
+        if progress is not None:
+            progress(len(sizes), len(sizes))
+
+    def bucket_of(self, plan: StepPlan) -> Bucket | None:
+        """The bucket that replays `plan`; None for one with chunks, or of more rows than were captured."""
+        rows = len(plan.requests)
+        if plan.decode_rows != rows or not self._sizes or rows > self._sizes[-1]:
+            return None
+        return self._buckets[self._sizes[bisect_left(self._sizes, rows)]]
+
+    def replay(self, bucket: Bucket, plan: StepPlan) -> None:
+        """Queue the forward of `plan`: afterwards its rows' logits are the first of ``bucket.logits``."""
+        padding = bucket.rows - len(plan.requests)
+        self._update(plan.query_lengths, plan.kv_lengths, plan.page_indptr, plan.page_indices, padding)
+        self._inputs.fill("slots", self._padded(plan.slots, padding, self._padding_slot))
+        self._inputs.fill("sampled_positions", self._padded(plan.kv_lengths, padding, 1))
+        bucket.forward.replay()
+
+    def close(self) -> None:
+        """Drop the graphs and their memory. Idempotent."""
+        self._buckets = {}
+        self._sizes = ()
+
+    def _captured(self, rows: int, pool: Any, stream: torch.cuda.Stream) -> Bucket:
+        inputs = self._inputs
+        nothing = np.zeros(0, dtype=np.int32)
+        inputs.begin()
+        self._update(nothing, nothing, np.zeros(1, dtype=np.int32), nothing, rows)
+        slots = inputs.fill("slots", np.full(rows, self._padding_slot))
+        positions = inputs.fill("sampled_positions", np.ones(rows, dtype=np.int64))
+        inputs.end()
+        torch.cuda.current_stream(inputs.device).synchronize()
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP_RUNS):
+                self._sample(self._forward(inputs["slot_tokens"][slots], slots), slots, positions)
+        stream.synchronize()
+        forward, sample = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(forward, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            logits = self._forward(inputs["slot_tokens"][slots], slots)
+        with torch.cuda.graph(sample, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            sampled = self._sample(logits, slots, positions)
+            packed = sampled.packed()
+        for owner in self._owners.values():
+            assert isinstance(owner, CapturedOwner)
+            owner.note_capture()
+        return Bucket(rows, forward, logits, sample, sampled, packed)
+
+    def _update(
+        self,
+        query_lengths: np.ndarray,
+        kv_lengths: np.ndarray,
+        page_indptr: np.ndarray,
+        page_indices: np.ndarray,
+        padding: int,
+    ) -> None:
+        """Update every owner to these rows and `padding` rows of one token behind them."""
+        if padding:
+            indptr = np.arange(page_indptr[-1] + 1, page_indptr[-1] + 1 + padding, dtype=np.int32)
+            page_indptr = np.concatenate((page_indptr, indptr))
+            page_indices = self._padded(page_indices, padding, self._padding_page)
+            query_lengths, kv_lengths = self._padded(query_lengths, padding, 1), self._padded(kv_lengths, padding, 1)
+        for attention, owner in self._owners.items():
+            owner.update(
+                StepBatch(
+                    query_lengths=query_lengths,
+                    kv_lengths=kv_lengths,
+                    page_indptr=page_indptr,
+                    page_indices=page_indices,
+                    decode_rows=len(query_lengths),
+                    query_heads=attention.query_heads,
+                    kv_heads=attention.kv_heads,
+                )
+            )
+
+    @staticmethod
+    def _padded(values: np.ndarray, padding: int, value: int) -> np.ndarray:
+        return np.concatenate((values, np.full(padding, value, dtype=values.dtype))) if padding else values

@@ -1,0 +1,114 @@
+"""What the host tells the device of a step, and what the device tells the host: the layout, and the buffers in use."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from trivet.capacity import RuntimeCapacity
+from trivet.layout import BufferLayout, Buffers, BufferSpec
+
+if TYPE_CHECKING:
+    import torch
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+STAGING_SETS = 2
+"""Sets of pinned mirrors: the host fills one while copies out of the other may still be queued."""
+
+MIRRORED = ("token_ids", "slots", "sampled_tokens", "sampled_slots", "sampled_positions")
+SAMPLES = "samples"
+VALUES_PER_SAMPLE = 2
+"""A new token, and whether its row was unusable."""
+
+
+def inputs_layout(capacity: RuntimeCapacity) -> BufferLayout:
+    """Buffers of a step's inputs.
+
+    - ``token_ids``: the step's tokens, row by row.
+    - ``slots``: slot of each row.
+    - ``sampled_tokens``, ``sampled_slots``, ``sampled_positions``: of each row that gives a new token, the token of
+      the step whose logits are wanted, its slot, and the place that the new token takes.
+    - ``slot_tokens``: the newest token of each slot, on the device alone: what a decode row of the next step computes,
+      whether the host has seen it or not. The last slot is that of padding rows.
+
+    On a CUDA device the first five have pinned mirrors in two sets, and each set has room for the step's ``samples``
+    on their way back.
+    """
+    rows = capacity.step_rows
+    mirrored = tuple(
+        BufferSpec(name, capacity.step_tokens if name == "token_ids" else rows, "int64") for name in MIRRORED
+    )
+    specs = [*mirrored, BufferSpec("slot_tokens", capacity.limits.max_requests + 1, "int64")]
+    if capacity.device.kind == "cuda":
+        for number in range(STAGING_SETS):
+            for spec in (*mirrored, BufferSpec(SAMPLES, VALUES_PER_SAMPLE * rows, "int64")):
+                specs.append(BufferSpec(_mirror(spec.name, number), spec.elements, spec.dtype, pinned=True))
+    return BufferLayout("step inputs", tuple(specs))
+
+
+def _mirror(name: str, staging_set: int) -> str:
+    return f"{name}.staged.{staging_set}"
+
+
+class StepInputs:
+    """The buffers of `inputs_layout` in use. On a CUDA device nothing here waits for the device but `begin`.
+
+    Args:
+        buffers: allocated from the layout.
+    """
+
+    def __init__(self, buffers: Buffers) -> None:
+        self._buffers = buffers
+        self.device: torch.device = buffers["token_ids"].device
+        self._staged = _mirror(SAMPLES, 0) in buffers
+        self._set = 0
+        self._sent: list[torch.cuda.Event | None] = [None] * STAGING_SETS
+        buffers["slot_tokens"].zero_()
+
+    def __getitem__(self, name: str) -> Tensor:
+        """A buffer by name."""
+        return self._buffers[name]
+
+    def begin(self) -> None:
+        """Start on the next step's inputs, once the device has read those of the step before the last."""
+        if self._staged:
+            self._set = (self._set + 1) % STAGING_SETS
+            sent = self._sent[self._set]
+            if sent is not None:
+                sent.synchronize()
+
+    def fill(self, name: str, values: NDArray[Any]) -> Tensor:
+        """Copy `values` to the front of a buffer, in its dtype; returns the part that they fill."""
+        if not self._staged:
+            return self._buffers.fill(name, values)
+        staged = self._buffers.fill(_mirror(name, self._set), values)
+        filled = self._buffers[name][: len(values)]
+        filled.copy_(staged, non_blocking=True)
+        return filled
+
+    def fetch(self, values: Tensor) -> Tensor:
+        """`values`, int64, on the host. On a CUDA device they are there once `end`'s event has passed.
+
+        Two values of each row go through the pinned buffer of the set in use. What is longer, since log-probabilities
+        were asked for, goes through pinned memory that torch keeps for the purpose.
+        """
+        if not self._staged:
+            return values
+        staged = self._buffers[_mirror(SAMPLES, self._set)]
+        if len(values) > len(staged):
+            return values.to("cpu", non_blocking=True)
+        fetched = staged[: len(values)]
+        fetched.copy_(values, non_blocking=True)
+        return fetched
+
+    def end(self) -> torch.cuda.Event | None:
+        """Mark the end of the step in the device's work; None on a device that has done it already."""
+        if not self._staged:
+            return None
+        import torch
+
+        event = self._sent[self._set]
+        if event is None:
+            event = self._sent[self._set] = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self.device))
+        return event
