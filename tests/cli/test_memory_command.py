@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import trivet
+from trivet.layout import Buffers
 
 Run = Callable[..., Any]
 
@@ -58,3 +59,24 @@ def test_people_get_every_line_the_total_and_the_pages(trivet_command: Run) -> N
     for line in ledger.items:
         assert line.name in outcome.out
     assert "total" in outcome.out and f"{ledger.kv_pages} KV pages" in outcome.out
+
+
+def test_live_memory_is_held_against_the_plan_line_by_line(
+    trivet_command: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ("memory", "tiny-qwen3", "--live", "--device", "cpu", "--dtype", "float32", "--kv-pages", "7")
+    outcome = trivet_command(*command, "--json")
+    assert outcome.code == 0
+    shown = json.loads(outcome.out)
+    planned = {item["name"]: item["bytes"] for item in shown["items"] if item["name"] != "activations"}
+    assert shown["live"]["owned_bytes"] == planned
+    assert shown["live"]["taken_bytes"] is None  # a CPU has no driver to ask
+    monkeypatch.setattr(Buffers, "storage_bytes", property(lambda buffers: buffers.layout.total_bytes + 8))
+    outcome = trivet_command(*command)
+    assert outcome.code == 1 and "was planned with" in outcome.err
+
+
+def test_options_of_a_plan_and_of_a_loaded_runtime_are_not_mixed(trivet_command: Run) -> None:
+    for command in (("--live", "--device-memory", "1GiB"), ("--weights", "random")):
+        outcome = trivet_command("memory", "tiny-qwen3", *command)
+        assert outcome.code == 2 and "--live" in outcome.err

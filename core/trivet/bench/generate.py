@@ -69,7 +69,7 @@ def bench_generate(settings: GenerateSettings, report: Report) -> dict[str, Any]
     from trivet.runtime.runtime import Runtime
 
     new_tokens = max(settings.new_tokens, settings.many_new_tokens, WARM_NEW_TOKENS, PROFILED_NEW_TOKENS)
-    context = max(settings.prompt_tokens + new_tokens, *settings.long_prompts, 1)
+    context = max(settings.prompt_tokens + new_tokens, *(tokens + 1 for tokens in settings.long_prompts), 1)
     load = with_limits(settings.load, max(settings.batches), context)
     rng = np.random.default_rng(settings.seed)
     results: dict[str, Any] = {"batches": []}

@@ -166,6 +166,8 @@ class Bench:
             limits = options["limits"]
             if limits.max_step_tokens < limits.max_context:
                 options["limits"] = attrs.evolve(limits, max_step_tokens=limits.max_context)
+        if self.device == "cuda" and options.get("kv_pages") is None:
+            options["kv_pages"] = options["limits"].logical_pages  # as on a CPU, and not all of the memory
         directory = tiny if isinstance(tiny, Path) else (tiny or self.tiny()).directory
         if family is None and self.record.status == "loaded":
             return Served(Runtime.load(directory, **options))
