@@ -13,7 +13,8 @@ import pytest
 from tests.conformance.write_docs import MARK, PAGE, rendered
 
 from trivet.conformance import CHECKS, Asked, Broken, Check, Failure, Kit
-from trivet.conformance.check import NotRun, check
+from trivet.conformance.check import check
+from trivet.conformance.failure import NotRun
 from trivet.plugin import Capabilities
 
 ROOT = Path(__file__).parents[2]

@@ -16,7 +16,8 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trivet.conformance.check import Broken, Check, Tier
+    from trivet.conformance.check import Check, Tier
+    from trivet.conformance.failure import Broken
     from trivet.conformance.kit import Asked, Kit
     from trivet.conformance.manifest import CHECKS
     from trivet.conformance.oracle import store_logprobs

@@ -13,7 +13,7 @@ import numpy as np
 
 from trivet.attention.protocol import DecodePath, PathRequest
 from trivet.capacity import DeviceProfile, Limits
-from trivet.conformance.check import NotRun
+from trivet.conformance.failure import NotRun
 from trivet.conformance.tiny import TinyModel, make_tiny, with_tied_embeddings
 from trivet.conformance.twins import manager_of, serving
 from trivet.geometry import AttentionGeometry
@@ -137,7 +137,7 @@ class Bench:
         """What the family's log-probabilities are held against; `NotRun` without one."""
         from trivet.conformance.oracle import open_oracle
 
-        return open_oracle(self)
+        return open_oracle(self.family, self.workspace, self.rng)
 
     # Runtimes.
 

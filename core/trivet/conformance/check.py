@@ -1,10 +1,10 @@
-"""A conformance check as a value, and the exception by which one fails. Free of torch."""
+"""A conformance check as a value. Free of torch."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Literal, NoReturn, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from attrs import field, frozen
 
@@ -24,38 +24,6 @@ Function: TypeAlias = "Callable[[Bench], Measured | None]"
 DOCS_PAGE = "sdk_docs/conformance.md"
 
 _ID = re.compile(r"[a-z0-9-]+\.[a-z0-9-]+/\d+")
-
-
-class Broken(AssertionError):
-    """A promise does not hold.
-
-    Args:
-        observed: what was found, with numbers.
-        expected: what should have been.
-        cause: what most probably is wrong, and where to look.
-    """
-
-    def __init__(self, *, observed: str, expected: str, cause: str) -> None:
-        for name, text in (("observed", observed), ("expected", expected), ("cause", cause)):
-            if not text.strip():
-                raise ValueError(f"a conformance check fails without saying what is {name}")
-        self.observed, self.expected, self.cause = observed, expected, cause
-        super().__init__(f"observed {observed}; expected {expected}; likely cause: {cause}")
-
-
-class NotRun(Exception):
-    """A check cannot be run here; the text says what is missing. Never counted as passed."""
-
-
-def expect(holds: bool, *, observed: str, expected: str, cause: str) -> None:
-    """Raise `Broken` unless `holds`."""
-    if not holds:
-        raise Broken(observed=observed, expected=expected, cause=cause)
-
-
-def broken(*, observed: str, expected: str, cause: str) -> NoReturn:
-    """Raise `Broken`."""
-    raise Broken(observed=observed, expected=expected, cause=cause)
 
 
 @frozen(kw_only=True)

@@ -16,8 +16,9 @@ from attrs import frozen
 
 import trivet
 from trivet.conformance.bench import Bench
-from trivet.conformance.check import TIERS, Broken, Check, Measured, NotRun, Tier
+from trivet.conformance.check import TIERS, Check, Measured, Tier
 from trivet.conformance.checks.capabilities import refusal
+from trivet.conformance.failure import Broken, NotRun
 from trivet.conformance.manifest import CHECKS
 from trivet.conformance.outcome import Failure, Outcome
 from trivet.errors import PluginError

@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from attrs import frozen
 
-from trivet.conformance.check import NotRun, broken
+from trivet.conformance.failure import NotRun, broken
 from trivet.conformance.tiny import TinyModel, draw_tensors, make_tiny, read_config
 from trivet.errors import ConfigError, PluginError
 from trivet.plugin.evidence import StoredOracle, TransformersOracle
 from trivet.plugin.manager import PluginManager
 
 if TYPE_CHECKING:
-    from trivet.conformance.bench import Bench
+    from trivet.plugin.family import ModelFamily
 
 LENGTHS = ((70, 12), (9, 10))
 """Tokens of the prompt, and of the oracle's own greedy continuation, of each sequence."""
@@ -83,17 +83,21 @@ def without_group(tensors: Mapping[str, torch.Tensor], group: str) -> dict[str, 
     return {name: torch.zeros_like(tensor) if name in zero else tensor for name, tensor in tensors.items()}
 
 
-def open_oracle(bench: Bench) -> Oracle:
-    """The oracle that the family under test declares.
+def open_oracle(family: ModelFamily, workspace: Path, rng: Callable[[str], np.random.Generator]) -> Oracle:
+    """The oracle that `family` declares.
+
+    Args:
+        workspace: folder for checkpoints that it needs.
+        rng: random numbers for one purpose.
 
     Raises:
         NotRun: it declares none, or what it needs is not installed.
     """
-    declared = bench.family.oracle
+    declared = family.oracle
     if isinstance(declared, StoredOracle):
         return _Stored(declared.file)
     if isinstance(declared, TransformersOracle):
-        return _Transformers(declared.model, bench)
+        return _Transformers(declared.model, family, workspace, rng)
     raise NotRun(
         "the family declares no oracle: give ModelFamily.oracle a StoredOracle or a TransformersOracle, so that its "
         "numbers can be held against something"
@@ -205,7 +209,9 @@ class _Stored:
 
 
 class _Transformers:
-    def __init__(self, model: str, bench: Bench) -> None:
+    def __init__(
+        self, model: str, family: ModelFamily, workspace: Path, rng: Callable[[str], np.random.Generator]
+    ) -> None:
         try:
             transformers = importlib.import_module("transformers")
         except ImportError as error:
@@ -216,21 +222,23 @@ class _Transformers:
         self._class = getattr(transformers, model, None)
         if self._class is None:
             raise NotRun(f"transformers {transformers.__version__} has no class {model!r}: upgrade it")
-        self._bench = bench
+        self._family = family
+        self._workspace = workspace
+        self._rng = rng
         self._sequences: dict[str, list[OracleSequence]] = {}
         self.source = f"transformers {transformers.__version__} {model}"
 
     def sequences(self, tiny: TinyModel) -> Sequence[OracleSequence]:
         if tiny.name not in self._sequences:
-            rng = self._bench.rng(f"oracle {tiny.name}")
+            rng = self._rng(f"oracle {tiny.name}")
             model = self._load(tiny.directory)
             evaluate = lambda _, tokens: _logprobs(model, tokens)  # noqa: E731
             self._sequences[tiny.name] = _draw_sequences(evaluate, tiny.tensors, rng)
         return self._sequences[tiny.name]
 
     def without(self, tiny: TinyModel, group: str) -> torch.Tensor:
-        directory = self._bench.workspace / "oracle" / tiny.name
-        make_tiny(self._bench.family, tiny.name, tiny.config, directory, without_group(tiny.tensors, group))
+        directory = self._workspace / "oracle" / tiny.name
+        make_tiny(self._family, tiny.name, tiny.config, directory, without_group(tiny.tensors, group))
         return _logprobs(self._load(directory), self.sequences(tiny)[0].tokens[:PROBE_TOKENS])
 
     def _load(self, directory: Path) -> Any:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trivet.conformance.check import Broken, broken
+from trivet.conformance.failure import Broken, broken
 from trivet.sampling.params import Sampling
 
 if TYPE_CHECKING:

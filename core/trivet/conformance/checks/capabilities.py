@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from trivet.capacity import Limits
 from trivet.conformance.bench import Bench
-from trivet.conformance.check import Check, Measured, broken, check, expect
+from trivet.conformance.check import Check, Measured, check
+from trivet.conformance.failure import broken, expect
 from trivet.conformance.twins import restricted
 from trivet.errors import ConfigError, RequestRejected
 from trivet.plugin.capabilities import Capabilities

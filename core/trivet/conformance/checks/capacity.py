@@ -11,7 +11,8 @@ import attrs
 from trivet.capacity import Limits, PlanCapacity
 from trivet.checked import INT32_MAX, ceil_div
 from trivet.conformance.bench import LIMITS, Bench
-from trivet.conformance.check import Measured, broken, check, expect
+from trivet.conformance.check import Measured, check
+from trivet.conformance.failure import broken, expect
 from trivet.conformance.twins import watched
 from trivet.errors import CapacityExceeded, MemoryBudgetError
 from trivet.reservation import KV_LINE

@@ -8,8 +8,9 @@ import trivet
 from trivet.capacity import Limits
 from trivet.config.document import ConfigDocument
 from trivet.conformance.bench import Bench
-from trivet.conformance.check import Measured, NotRun, check, expect
+from trivet.conformance.check import Measured, check
 from trivet.conformance.checks.prefix import WARM_CAUSE
+from trivet.conformance.failure import NotRun, expect
 from trivet.conformance.served import Served
 from trivet.sampling.params import Sampling
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 
 from trivet.config.document import ConfigDocument
 from trivet.conformance.bench import Bench
-from trivet.conformance.check import Measured, broken, check, expect
+from trivet.conformance.check import Measured, check
+from trivet.conformance.failure import broken, expect
 from trivet.conformance.probe import ask
 from trivet.errors import CapacityExceeded, ConfigError, PluginError
 

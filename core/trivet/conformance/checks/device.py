@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from trivet.capacity import Limits
 from trivet.conformance.bench import Bench
-from trivet.conformance.check import Measured, check, expect
+from trivet.conformance.check import Measured, check
 from trivet.conformance.checks.isolation import writes_only_its_own
 from trivet.conformance.checks.plan import pinned_policy
 from trivet.conformance.checks.prefix import WARM_CAUSE
 from trivet.conformance.checks.serving import deterministic
+from trivet.conformance.failure import expect
 from trivet.sampling.params import Sampling
 
 DEVICE_LOGPROB_NATS = 0.3

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from trivet.conformance.bench import Bench, differing
-from trivet.conformance.check import Measured, check, expect
+from trivet.conformance.check import Measured, check
+from trivet.conformance.failure import expect
 from trivet.conformance.served import Served, said
 from trivet.sampling.params import Sampling
 

@@ -12,7 +12,8 @@ from trivet.attention.protocol import DecodePath
 from trivet.capacity import PlanCapacity
 from trivet.conformance.batches import batch_of, drawn_capacities, worst_lengths
 from trivet.conformance.bench import Bench
-from trivet.conformance.check import Measured, broken, check, expect
+from trivet.conformance.check import Measured, check
+from trivet.conformance.failure import broken, expect
 from trivet.dtypes import as_torch
 from trivet.errors import CapacityExceeded, TrivetError
 from trivet.layout import BufferSpec

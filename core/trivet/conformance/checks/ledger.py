@@ -5,7 +5,8 @@ from __future__ import annotations
 import trivet
 from trivet.capacity import Limits
 from trivet.conformance.bench import Bench
-from trivet.conformance.check import Measured, check, expect
+from trivet.conformance.check import Measured, check
+from trivet.conformance.failure import expect
 from trivet.conformance.twins import serving
 from trivet.reservation import KV_LINE
 from trivet.sampling.params import Sampling

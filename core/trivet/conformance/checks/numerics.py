@@ -9,8 +9,9 @@ import torch
 from trivet.capacity import Limits
 from trivet.conformance.batches import Contexts, batch_of, drawn_capacities, drawn_lengths
 from trivet.conformance.bench import Bench, differing
-from trivet.conformance.check import Measured, broken, check, expect
+from trivet.conformance.check import Measured, check
 from trivet.conformance.diagnosis import diagnose
+from trivet.conformance.failure import broken, expect
 from trivet.conformance.oracle import OracleSequence
 from trivet.conformance.served import Served
 from trivet.conformance.tiny import TinyModel

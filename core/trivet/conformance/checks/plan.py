@@ -13,7 +13,8 @@ from trivet.attention.protocol import DecodePath, PathRequest, PlanOwner, Replan
 from trivet.capacity import DeviceProfile, Limits, PlanCapacity
 from trivet.conformance.batches import Contexts, batch_of, drawn_capacities, drawn_lengths
 from trivet.conformance.bench import LIMITS, Bench
-from trivet.conformance.check import Measured, broken, check, expect
+from trivet.conformance.check import Measured, check
+from trivet.conformance.failure import broken, expect
 from trivet.conformance.served import said
 from trivet.conformance.storages import NewStorages, storages_within
 from trivet.conformance.twins import RefusingPath, watched

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from trivet.conformance.bench import Bench
-from trivet.conformance.check import Measured, broken, check, expect
+from trivet.conformance.check import Measured, check
 from trivet.conformance.coupling import PUBLIC, packages_of, sources_of, violations
+from trivet.conformance.failure import broken, expect
 from trivet.conformance.probe import ask
 from trivet.conformance.tiny import read_config
 from trivet.plugin.groups import FAMILIES

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from trivet.capacity import Limits
 from trivet.conformance.bench import LIMITS, Bench, differing
-from trivet.conformance.check import Measured, broken, check, expect
+from trivet.conformance.check import Measured, check
+from trivet.conformance.failure import broken, expect
 from trivet.conformance.served import Served
 from trivet.conformance.tolerances import bound_of
 from trivet.runtime.results import Completion

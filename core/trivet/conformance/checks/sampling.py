@@ -9,7 +9,8 @@ import torch
 
 from trivet.capacity import Limits
 from trivet.conformance.bench import Bench
-from trivet.conformance.check import Measured, check, expect
+from trivet.conformance.check import Measured, check
+from trivet.conformance.failure import expect
 from trivet.conformance.tolerances import bound_of
 from trivet.sampling.params import Sampling
 

@@ -14,7 +14,8 @@ import torch
 
 from trivet.capacity import Limits
 from trivet.conformance.bench import Bench, differing
-from trivet.conformance.check import Measured, broken, check, expect
+from trivet.conformance.check import Measured, check
+from trivet.conformance.failure import broken, expect
 from trivet.conformance.served import Served, said
 from trivet.conformance.tiny import TinyModel
 from trivet.conformance.twins import ModelWrapper, with_model

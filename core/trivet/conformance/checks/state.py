@@ -6,8 +6,9 @@ import torch
 
 from trivet.capacity import Limits
 from trivet.conformance.bench import Bench
-from trivet.conformance.check import Measured, check, expect
+from trivet.conformance.check import Measured, check
 from trivet.conformance.checks.prefix import LOGGED, WARM_CAUSE, require_equal
+from trivet.conformance.failure import expect
 from trivet.conformance.served import Served
 from trivet.sampling.params import Sampling
 

@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from trivet.conformance.bench import Bench
-from trivet.conformance.check import Measured, broken, check, expect
+from trivet.conformance.check import Measured, check
+from trivet.conformance.failure import broken, expect
 from trivet.conformance.served import Served
 from trivet.conformance.tiny import TinyModel, with_tied_embeddings
 from trivet.dtypes import as_torch
