@@ -18,7 +18,7 @@ from trivet.attention.flashinfer.paths import FlashInferPath
 from trivet.capacity import Limits, PlanCapacity
 from trivet.errors import CapacityExceeded, ConfigError, RuntimeDown
 
-PATHS = [FlashInferPath(kernel) for kernel in DecodeKernel]
+PATHS = [*map(FlashInferPath, DecodeKernel), FlashInferPath(DecodeKernel.SPLIT_KV, pinned=True)]
 by_path = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name)
 
 

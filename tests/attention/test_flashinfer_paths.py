@@ -24,6 +24,10 @@ from trivet.errors import CapacityExceeded, ConfigError
 EQUAL = SpeedTable({"h200": {128: HeadDimSpeeds((1, 2, 4), {4: 0.9, 2: 1.5}, None)}})
 COMPILED = FlashInferPath(DecodeKernel.COMPILED, EQUAL)
 PREFILL = FlashInferPath(DecodeKernel.PAGED_PREFILL, EQUAL)
+SPLIT_RATIOS = {1: 0.95, 2: 0.8, 4: 0.7, 5: 0.6, 7: 1.2}
+TIMED = SpeedTable({"h200": {128: HeadDimSpeeds((1, 2, 4), {1: 0.9, 2: 1.5, 4: 0.8}, None, SPLIT_RATIOS)}})
+SPLIT = FlashInferPath(DecodeKernel.SPLIT_KV, TIMED)
+PINNED = FlashInferPath(DecodeKernel.SPLIT_KV, TIMED, pinned=True)
 
 
 def need(group: int = 5, head_dim: int = 128, device: DeviceProfile = H200, **changes: str) -> PathRequest:
@@ -31,7 +35,7 @@ def need(group: int = 5, head_dim: int = 128, device: DeviceProfile = H200, **ch
     return attrs.evolve(made, **changes)
 
 
-@pytest.mark.parametrize("path", [COMPILED, PREFILL], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [COMPILED, PREFILL, SPLIT], ids=lambda path: path.name)
 @pytest.mark.parametrize(
     ("asked", "reason"),
     [
@@ -60,6 +64,43 @@ def test_the_decode_kernel_serves_what_it_is_compiled_for_unless_it_was_measured
     assert "1.50 times as long" in verdicts[2].reason
     assert "0.90 times as long" in verdicts[4].reason
     assert "not compiled for group size 5" in verdicts[5].reason
+
+
+def test_the_split_kv_kernel_serves_only_where_it_was_measured_to_be_the_fastest() -> None:
+    verdicts = {group: SPLIT.usable(need(group)) for group in (1, 2, 3, 4, 5, 7)}
+    served = {group for group, verdict in verdicts.items() if verdict.ok}
+    assert served == {2, 4, 5}
+    assert "was never measured on h200 for group size 3" in verdicts[3].reason
+    assert "1.06 times as long as FlashInfer's decode kernel" in verdicts[1].reason
+    assert "1.20 times as long as the paged-prefill kernel" in verdicts[7].reason
+    assert "0.60 times as long as the paged-prefill kernel" in verdicts[5].reason
+    assert not SPLIT.usable(need(5, 64)).ok
+    assert not SPLIT.usable(need(5, device=attrs.evolve(H200, name="h900"))).ok
+
+
+@pytest.mark.parametrize("kernel", DecodeKernel)
+def test_a_forced_path_serves_whatever_was_measured(kernel: DecodeKernel) -> None:
+    slow = SpeedTable({"h200": {128: HeadDimSpeeds((4,), {4: 9.0}, None, {4: 9.0})}})
+    assert FlashInferPath(kernel, slow).usable(need(4)).ok == (kernel is DecodeKernel.PAGED_PREFILL)
+    assert FlashInferPath(kernel, slow, forced=True).usable(need(4)).ok
+    assert not FlashInferPath(kernel, slow, forced=True).usable(need(4, numeric_policy="pinned")).ok
+
+
+def test_the_pinned_policy_is_served_by_the_split_kv_kernel_alone_and_that_path_serves_nothing_else() -> None:
+    selection = select_path(standard_paths(), need(numeric_policy="pinned"))
+    assert selection.path.name == "split-kv-pinned"
+    assert "no result depends on the batch" in selection.reason
+    refused = PINNED.usable(need())
+    assert not refused.ok and "numeric_policy='pinned' alone" in refused.reason
+    with pytest.raises(ConfigError, match="cannot serve the pinned policy"):
+        FlashInferPath(DecodeKernel.COMPILED, pinned=True)
+
+
+def test_a_machine_without_triton_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trivet.attention.flashinfer.paths.missing_library", lambda: None)
+    monkeypatch.setattr("trivet.attention.flashinfer.library.util.find_spec", lambda name: None)
+    verdict = SPLIT.usable(need(5, device=attrs.evolve(H200, present=True)))
+    assert not verdict.ok and "triton is not installed" in verdict.reason
 
 
 @pytest.mark.parametrize("group", [1, 4, 5, 6, 7, 40])
@@ -101,7 +142,7 @@ def test_a_device_without_a_recorded_probe_is_planned_on_the_kernel_that_serves_
 def test_the_standard_paths_fall_back_to_the_reference_and_keep_every_reason() -> None:
     selection = select_path(standard_paths(), need(device=DeviceProfile.named("cpu")))
     assert selection.path.name == "reference"
-    names = ["flashinfer-decode", "flashinfer-prefill", "reference"]
+    names = ["split-kv-decode", "flashinfer-decode", "flashinfer-prefill", "split-kv-pinned", "reference"]
     assert [name for name, _ in selection.verdicts] == names
     with pytest.raises(ConfigError, match="runs on CUDA devices"):
         select_path(standard_paths(), need(device=DeviceProfile.named("cpu"), backend="flashinfer"))
@@ -128,7 +169,7 @@ def test_answering_for_a_cpu_or_a_planned_gpu_imports_neither_torch_nor_the_libr
         "    for path in standard_paths():\n"
         "        path.usable(PathRequest(attention, device, 'bfloat16', 'tuned', 16))\n"
         "        path.layout(PlanCapacity(attention, Limits(), path.tile(attention), device=device))\n"
-        "print(sorted({'torch', 'flashinfer', 'tvm_ffi'} & set(sys.modules)))\n"
+        "print(sorted({'torch', 'flashinfer', 'triton', 'tvm_ffi'} & set(sys.modules)))\n"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

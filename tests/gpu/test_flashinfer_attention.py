@@ -10,6 +10,7 @@ from tests.support.attention import geometry
 from tests.support.cuda import (
     COMPILED,
     PAGED_PREFILL,
+    SPLIT_KV,
     PagedRows,
     bound_owner,
     capacity_here,
@@ -28,12 +29,19 @@ HOPPER_FROM = {64: None, 128: 256, 256: 256}
 """The Hopper kernel of head dim 64 does not come built."""
 
 SHAPES = [
-    *((PAGED_PREFILL, group, head_dim) for group in (4, 5, 6, 7) for head_dim in (64, 128, 256)),
+    *(
+        (kernel, group, head_dim)
+        for kernel in (PAGED_PREFILL, SPLIT_KV)
+        for group in (4, 5, 6, 7)
+        for head_dim in (64, 128, 256)
+    ),
     *((COMPILED, group, head_dim) for group in (4, 6) for head_dim in (64, 128, 256)),
     (COMPILED, 1, 128),
     (COMPILED, 8, 128),
     (PAGED_PREFILL, 1, 128),
     (PAGED_PREFILL, 20, 128),
+    (SPLIT_KV, 1, 128),
+    (SPLIT_KV, 20, 128),
 ]
 
 
@@ -71,7 +79,15 @@ def test_equals_float32_attention_in_pure_prefill_and_mixed_steps_beside_nan(
 
 @pytest.mark.parametrize(
     ("decode", "group", "head_dim"),
-    [(PAGED_PREFILL, 5, 128), (PAGED_PREFILL, 6, 256), (PAGED_PREFILL, 7, 64), (COMPILED, 4, 128), (COMPILED, 6, 256)],
+    [
+        *(
+            (kernel, group, head_dim)
+            for kernel in (PAGED_PREFILL, SPLIT_KV)
+            for group, head_dim in ((5, 128), (6, 256), (7, 64))
+        ),
+        (COMPILED, 4, 128),
+        (COMPILED, 6, 256),
+    ],
     ids=str,
 )
 def test_equals_float32_attention_at_contexts_up_to_32768(
@@ -108,7 +124,7 @@ def test_equals_the_reference_backend_on_the_same_device(group: int, head_dim: i
     assert worst <= 2.5e-2
 
 
-@pytest.mark.parametrize("decode", [PAGED_PREFILL, COMPILED], ids=str)
+@pytest.mark.parametrize("decode", [PAGED_PREFILL, COMPILED, SPLIT_KV], ids=str)
 def test_half_precision_is_served(decode: DecodeKernel, record_property: Record) -> None:
     path = untimed_path(decode)
     capacity = capacity_here(path, 4, 2, 128, Limits(24, 640, 4096, 16), "float16")
@@ -120,7 +136,7 @@ def test_half_precision_is_served(decode: DecodeKernel, record_property: Record)
     record_property("worst_error", max(errors))
 
 
-@pytest.mark.parametrize(("decode", "group"), [(PAGED_PREFILL, 5), (COMPILED, 4)], ids=str)
+@pytest.mark.parametrize(("decode", "group"), [(PAGED_PREFILL, 5), (COMPILED, 4), (SPLIT_KV, 5)], ids=str)
 def test_rows_that_share_a_prefix_may_list_more_pages_than_the_pool_has(decode: DecodeKernel, group: int) -> None:
     path, capacity = shaped(decode, group, 128, Limits(20, 640, 2048, 16))
     owner = bound_owner(path, capacity)
@@ -137,7 +153,16 @@ def test_rows_that_share_a_prefix_may_list_more_pages_than_the_pool_has(decode: 
 
 
 @pytest.mark.parametrize(
-    ("decode", "group", "head_dim"), [(PAGED_PREFILL, 5, 128), (PAGED_PREFILL, 6, 256), (COMPILED, 4, 64)], ids=str
+    ("decode", "group", "head_dim"),
+    [
+        (PAGED_PREFILL, 5, 128),
+        (PAGED_PREFILL, 6, 256),
+        (COMPILED, 4, 64),
+        (SPLIT_KV, 5, 128),
+        (SPLIT_KV, 6, 256),
+        (SPLIT_KV, 7, 64),
+    ],
+    ids=str,
 )
 def test_what_lies_outside_the_contexts_changes_no_bit(decode: DecodeKernel, group: int, head_dim: int) -> None:
     path, capacity = shaped(decode, group, head_dim, Limits(24, 640, 4096, 16))
@@ -151,8 +176,9 @@ def test_what_lies_outside_the_contexts_changes_no_bit(decode: DecodeKernel, gro
         assert torch.equal(outputs[0], outputs[2])
 
 
-def test_a_swapped_page_a_lost_token_and_a_shifted_row_are_seen_by_these_checks() -> None:
-    path, capacity = shaped(PAGED_PREFILL, 5, 128, Limits(24, 640, 4096, 16))
+@pytest.mark.parametrize("decode", [PAGED_PREFILL, SPLIT_KV], ids=str)
+def test_a_swapped_page_a_lost_token_and_a_shifted_row_are_seen_by_these_checks(decode: DecodeKernel) -> None:
+    path, capacity = shaped(decode, 5, 128, Limits(24, 640, 4096, 16))
     owner = bound_owner(path, capacity)
     rows = PagedRows.drawn(capacity, [1, 1, 30], [20, 33, 50], 2, outside=0.0)
     rows.assert_right(rows.attended_by(owner))

@@ -13,6 +13,7 @@ from tests.support.attention import batch_of, geometry
 from tests.support.cuda import (
     COMPILED,
     PAGED_PREFILL,
+    SPLIT_KV,
     PagedRows,
     bound_owner,
     capacity_here,
@@ -32,7 +33,7 @@ from trivet.attention.paths import standard_paths
 from trivet.capacity import Limits, PlanCapacity
 from trivet.errors import CapacityExceeded, ConfigError
 
-by_kernel = pytest.mark.parametrize(("decode", "group"), [(PAGED_PREFILL, 5), (COMPILED, 4)], ids=str)
+by_kernel = pytest.mark.parametrize(("decode", "group"), [(PAGED_PREFILL, 5), (COMPILED, 4), (SPLIT_KV, 5)], ids=str)
 
 
 def bound(decode: DecodeKernel, group: int, limits: Limits, head_dim: int = 128) -> FlashInferOwner:
@@ -265,7 +266,14 @@ def test_the_fences_are_in_the_stream_of_the_buffers_device() -> None:
     assert two_s < 0.02 < three_s
 
 
-GRAPH_SHAPES = [(PAGED_PREFILL, 5, 128), (PAGED_PREFILL, 6, 256), (PAGED_PREFILL, 7, 64), (COMPILED, 4, 128)]
+GRAPH_SHAPES = [
+    *(
+        (kernel, group, head_dim)
+        for kernel in (PAGED_PREFILL, SPLIT_KV)
+        for group, head_dim in ((5, 128), (6, 256), (7, 64))
+    ),
+    (COMPILED, 4, 128),
+]
 
 
 @pytest.mark.parametrize(("decode", "group", "head_dim"), GRAPH_SHAPES, ids=str)
@@ -366,9 +374,16 @@ def test_a_served_shape_selects_a_flashinfer_path_with_a_reason(group: int, head
         assert "is compiled for group size" in selection.reason
 
 
-@pytest.mark.parametrize(
-    "changes", [{"dtype": "float32"}, {"numeric_policy": "pinned"}, {"attention": geometry(4, 2, 96)}], ids=str
-)
+@pytest.mark.parametrize("group", [4, 5, 6, 7])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_the_pinned_policy_selects_the_path_whose_bits_do_not_depend_on_the_batch(group: int, head_dim: int) -> None:
+    need = PathRequest(geometry(group, 2, head_dim), device_here(), "bfloat16", "pinned", 16)
+    selection = select_path(standard_paths(), need)
+    assert selection.path.name == "split-kv-pinned"
+    assert "no result depends on the batch" in selection.reason
+
+
+@pytest.mark.parametrize("changes", [{"dtype": "float32"}, {"attention": geometry(4, 2, 96)}], ids=str)
 def test_what_is_not_served_is_refused_when_the_backend_is_named(changes: dict[str, object]) -> None:
     need = PathRequest(geometry(4, 2, 128), device_here(), "bfloat16", "tuned", 16, "flashinfer")
     with pytest.raises(ConfigError, match="no decode path of backend 'flashinfer'"):

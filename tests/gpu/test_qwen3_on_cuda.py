@@ -33,7 +33,8 @@ SHAPES = [(4, 64), (5, 64), (6, 64), (4, 128), (5, 128), (6, 128), (7, 128), (5,
 def only_kernel(request: pytest.FixtureRequest) -> Iterator[DecodeKernel]:
     """Qwen3 with one FlashInfer path alone, whatever the committed table says of its speed."""
     family, paths = trivet_qwen3.FAMILY, trivet_qwen3.FAMILY.decode_paths
-    object.__setattr__(family, "decode_paths", (FlashInferPath(request.param, SpeedTable({})), ReferencePath()))
+    forced = FlashInferPath(request.param, SpeedTable({}), forced=True)
+    object.__setattr__(family, "decode_paths", (forced, ReferencePath()))
     yield request.param
     object.__setattr__(family, "decode_paths", paths)
 
@@ -97,9 +98,7 @@ def test_flashinfer_gives_what_the_reference_backend_gives_in_every_kind_of_step
         assert [type(owner) for owner in ours._engine.owners.values()] == [FlashInferOwner]
         assert [type(owner) for owner in theirs._engine.owners.values()] == [ReferenceOwner]
         (selection,) = ours._engine.blueprint.selections.values()
-        assert selection.path.name == (
-            "flashinfer-decode" if only_kernel is DecodeKernel.COMPILED else "flashinfer-prefill"
-        )
+        assert selection.path.name == FlashInferPath(only_kernel).name
         far = torch.cat([differences(ours, theirs, prompt) for prompt in prompts() if len(prompt) > 1])
         record_property("mean_nats", float(far.mean()))
         record_property("p99_nats", float(far.quantile(0.99)))

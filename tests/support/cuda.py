@@ -20,7 +20,7 @@ from trivet.attention.flashinfer.speeds import HeadDimSpeeds, SpeedTable
 from trivet.capacity import DeviceProfile, Limits, PlanCapacity
 from trivet.dtypes import as_torch
 
-COMPILED, PAGED_PREFILL = DecodeKernel.COMPILED, DecodeKernel.PAGED_PREFILL
+COMPILED, PAGED_PREFILL, SPLIT_KV = DecodeKernel.COMPILED, DecodeKernel.PAGED_PREFILL, DecodeKernel.SPLIT_KV
 QUERY_SCALE = 2.0
 """Makes attention peaked, so that a wrong page or position shows."""
 TOLERANCE = {torch.bfloat16: 1.5e-2, torch.float16: 3e-3}
@@ -32,10 +32,10 @@ def device_here() -> DeviceProfile:
 
 
 def untimed_path(decode: DecodeKernel, hopper_from: int | None = None) -> FlashInferPath:
-    """A path that no measurement argues against; chunks of `hopper_from` tokens or more run on the Hopper kernel."""
+    """A path whatever was measured; chunks of `hopper_from` tokens or more run on the Hopper kernel."""
     one = HeadDimSpeeds((), {}, None if hopper_from is None else LongChunks(hopper_from, hopper_from))
     name = device_here().name.lower()
-    return FlashInferPath(decode, SpeedTable({name: dict.fromkeys((64, 128, 256), one)}))
+    return FlashInferPath(decode, SpeedTable({name: dict.fromkeys((64, 128, 256), one)}), forced=True)
 
 
 def capacity_here(

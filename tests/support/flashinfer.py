@@ -136,7 +136,7 @@ def torch_owner(
     capacity: PlanCapacity, path: FlashInferPath, buffers: Buffers | None = None, fences: list[NoFence] | None = None
 ) -> FlashInferOwner:
     """An owner of `path` on kernels in torch."""
-    decode = TorchDecodeKernel() if path.decode is DecodeKernel.COMPILED else TorchRowKernel()
+    decode = TorchRowKernel() if path.decode is DecodeKernel.PAGED_PREFILL else TorchDecodeKernel()
     least = path.choice(capacity).hopper_from
     kernels = Kernels(decode, TorchRowKernel(), None if least is None else TorchRowKernel(), torch_append)
     made = fences if fences is not None else []

@@ -9,7 +9,9 @@ from trivet.attention.reference.path import ReferencePath
 def standard_paths() -> tuple[DecodePath, ...]:
     """The paths that the SDK brings, best first. The first whose predicate says yes serves."""
     return (
+        FlashInferPath(DecodeKernel.SPLIT_KV),
         FlashInferPath(DecodeKernel.COMPILED),
         FlashInferPath(DecodeKernel.PAGED_PREFILL),
+        FlashInferPath(DecodeKernel.SPLIT_KV, pinned=True),
         ReferencePath(),
     )

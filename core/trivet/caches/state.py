@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from trivet.geometry import ModelGeometry, RecurrentGeometry
@@ -62,7 +63,30 @@ class StatePool(StateOwner):
                 # Counted by the state: a convolution of one tap has tails of no elements.
                 entries = buffers[recurrent].numel() // math.prod(layer.state_shape)
                 views[recurrent] = buffers[recurrent].view(entries, *layer.state_shape)
-                views[tail] = buffers[tail].view(entries, *layer.tail_shape)
+                # Channels lie together, which is how all that reads and writes tails takes them.
+                views[tail] = buffers[tail].view(entries, *reversed(layer.tail_shape)).transpose(1, 2)
+        layers = [geometry.layers[index] for index in geometry.recurrent_layers]
+        self._most_key_heads = max(layer.key_heads for layer in layers if isinstance(layer, RecurrentGeometry))
+        # Of one dtype each, so that a CUDA device takes many layers in one kernel.
+        self._names = tuple(
+            [f"{kind}.{index}" for index in geometry.recurrent_layers] for kind in ("recurrent", "tail")
+        )
+
+    @property
+    def live_slots(self) -> int:
+        """Slots of requests; those of padding rows come behind them."""
+        return next(iter(self._slot_views.values())).shape[0] - PADDING_SLOTS
+
+    @cached_property
+    def arrivals(self) -> torch.Tensor:
+        """Int32 zeros ``[slots, key_heads]``, in which a kernel's programs count each other and which it leaves zeros.
+
+        Held where kernels want it alone, and too small for a line of the ledger.
+        """
+        import torch
+
+        state = next(iter(self._slot_views.values()))
+        return torch.zeros((state.shape[0], self._most_key_heads), dtype=torch.int32, device=state.device)
 
     def recurrent(self, layer: int) -> torch.Tensor:
         """``[slots, value_heads, key_dim, value_dim]``, float32: recurrent state of every slot."""
@@ -74,23 +98,31 @@ class StatePool(StateOwner):
 
     def clear(self, slots: Sequence[int]) -> None:
         """Zero the state of `slots`."""
-        for view in self._slot_views.values():
-            for slot in slots:
-                view[slot].zero_()
+        import torch
+
+        for names in self._names if slots else ():
+            torch._foreach_zero_([self._slot_views[name][slot] for name in names for slot in slots])
 
     def save(self, slot: int, snapshot: int) -> None:
         """Copy the state of `slot` into `snapshot`."""
-        for name, view in self._slot_views.items():
-            self._snapshot_views[name][snapshot].copy_(view[slot])
+        import torch
+
+        for names in self._names:
+            kept = [self._snapshot_views[name][snapshot] for name in names]
+            torch._foreach_copy_(kept, [self._slot_views[name][slot] for name in names])
 
     def restore(self, snapshot: int, slot: int) -> None:
         """Copy `snapshot` into `slot`; the snapshot stays as it is."""
-        for name, view in self._slot_views.items():
-            view[slot].copy_(self._snapshot_views[name][snapshot])
+        import torch
+
+        for names in self._names:
+            kept = [self._snapshot_views[name][snapshot] for name in names]
+            torch._foreach_copy_([self._slot_views[name][slot] for name in names], kept)
 
     def close(self) -> None:
         """Release slots and snapshots. Idempotent."""
         self._slot_views = {}
         self._snapshot_views = {}
+        self.__dict__.pop("arrivals", None)
         self.slots.close()
         self.snapshots.close()

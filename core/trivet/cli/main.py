@@ -11,11 +11,13 @@ from trivet.cli.bench import bench
 from trivet.cli.conform import conform
 from trivet.cli.debug import Debug, debug_option
 from trivet.cli.doctor import doctor
+from trivet.cli.gate import gate
 from trivet.cli.generate import generate
 from trivet.cli.log import warnings_on_stderr
 from trivet.cli.memory import memory
 from trivet.cli.new_plugin import new_plugin
 from trivet.cli.plugins import plugins
+from trivet.cli.warmup import warmup
 from trivet.errors import TrivetError
 
 SUCCESS, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -28,7 +30,7 @@ def trivet() -> None:
     """Run large language models, plan their memory, and look after the plugins that serve them."""
 
 
-for _command in (bench, conform, doctor, generate, memory, new_plugin, plugins):
+for _command in (bench, conform, doctor, gate, generate, memory, new_plugin, plugins, warmup):
     trivet.add_command(_command)
 
 

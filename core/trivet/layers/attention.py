@@ -48,11 +48,16 @@ class Attention:
             self.q_norm = RmsNorm(parameters.below("q_norm"), qk_norm_eps, zero_centred=zero_centred_norm)
             self.k_norm = RmsNorm(parameters.below("k_norm"), qk_norm_eps, zero_centred=zero_centred_norm)
 
-    def __call__(self, hidden: Tensor, step: StepContext) -> Tensor:
-        """``hidden [tokens, hidden_size]`` to the same shape."""
+    def __call__(self, hidden: Tensor, step: StepContext, residual: Tensor | None = None) -> Tensor:
+        """``hidden [tokens, hidden_size]`` to the same shape, added to `residual` in place if there is one."""
         geometry, tokens = self.geometry, hidden.shape[0]
         query_heads, kv_heads = geometry.query_heads, geometry.kv_heads
         projected = self.qkv(hidden)
+        attended = step.attend_projected(
+            self.layer, geometry, projected, q_norm=self.q_norm, k_norm=self.k_norm, output_gate=self.output_gate
+        )
+        if attended is not None:
+            return self.out(attended, residual)
         gate: Tensor | None = None
         if self.output_gate:
             query_rows = 2 * geometry.query_elements
@@ -78,4 +83,4 @@ class Attention:
         attended = step.attend(self.layer, geometry, query, key, value)
         if gate is not None:
             attended = attended * torch.sigmoid(gate)
-        return self.out(attended.reshape(tokens, geometry.query_elements))
+        return self.out(attended.reshape(tokens, geometry.query_elements), residual)

@@ -9,8 +9,10 @@ import torch
 from trivet.attention import PlanOwner
 from trivet.caches.kv import KvCache
 from trivet.caches.state import StatePool
-from trivet.geometry import AttentionGeometry, ModelGeometry
+from trivet.geometry import AttentionGeometry, ModelGeometry, RecurrentGeometry
+from trivet.layers.norm import RmsNorm
 from trivet.layers.rotary import RotaryTable
+from trivet.ops.dispatch import fused_kernels
 from trivet.ops.packed import PackedRows
 
 
@@ -71,6 +73,114 @@ class StepContext:
         keys, values = self._cache.layer(layer)
         owner.append(key, value, keys, values)
         return owner.attend(query, keys, values)
+
+    def attend_projected(
+        self,
+        layer: int,
+        attention: AttentionGeometry,
+        projected: torch.Tensor,
+        *,
+        q_norm: RmsNorm | None,
+        k_norm: RmsNorm | None,
+        output_gate: bool,
+    ) -> torch.Tensor | None:
+        """From a projection to what the output projection takes, with one kernel for all that precedes attention.
+
+        Args:
+            projected: ``[tokens, elements]``: query heads, each followed by its gate if there are gates, key heads and
+                value heads.
+            q_norm, k_norm: norms of the heads, or None.
+            output_gate: whether there are gates.
+
+        Returns:
+            ``[tokens, query_elements]``, or None where there is no such kernel or the plan's owner does not say where
+            tokens go: nothing was done then.
+        """
+        kernels, owner = fused_kernels(projected), self._owners[attention]
+        token_places = None if kernels is None else getattr(owner, "token_places", None)
+        if kernels is None or token_places is None or projected.stride(1) != 1:
+            return None
+        norms = None
+        if q_norm is not None and k_norm is not None:
+            norms = (q_norm.weight, k_norm.weight, q_norm.eps, q_norm.zero_centred)
+        rotary, (keys, values) = self._rotary[attention], self._cache.layer(layer)
+        query = kernels.norm_rotate_append(
+            projected,
+            attention.query_heads,
+            norms,
+            rotary.buffers["table"],
+            rotary.rotary_dim,
+            token_places(projected),
+            keys,
+            values,
+            gated=output_gate,
+        )
+        attended = owner.attend(query, keys, values)
+        if output_gate:
+            gates = projected[:, : 2 * attention.query_elements].unflatten(1, (attention.query_heads, 2, -1))[:, :, 1]
+            attended = attended.mul_(torch.sigmoid(gates))
+        return attended.view(projected.shape[0], attention.query_elements)
+
+    def delta_rule_projected(
+        self,
+        layer: int,
+        recurrent: RecurrentGeometry,
+        projected: torch.Tensor,
+        *,
+        conv_weight: torch.Tensor,
+        a_log: torch.Tensor,
+        dt_bias: torch.Tensor,
+        norm_weight: torch.Tensor,
+        norm_eps: float,
+    ) -> torch.Tensor | None:
+        """From a projection to what the output projection takes, through a Gated DeltaNet layer, by fused kernels.
+
+        Decode rows take one kernel, and nothing of theirs depends on the rows beside them. The other rows go through
+        the delta rule in chunks, those of one token too. States and tails of the rows' slots advance; rows in the
+        padding slot give zeros and change nothing.
+
+        Args:
+            projected: ``[tokens, elements]``: queries, keys and values before the convolution, output gates, beta
+                before its sigmoid, and a.
+            conv_weight: ``[conv_channels, conv_kernel]``.
+            a_log, dt_bias: ``[value_heads]``.
+            norm_weight, norm_eps: of the norm over a value head, not zero-centred.
+
+        Returns:
+            ``[tokens, value_elements]``, or None where there are no such kernels: nothing was done then.
+        """
+        kernels, state = fused_kernels(projected), self._state
+        if kernels is None or state is None or projected.stride(1) != 1 or not kernels.decode_serves(recurrent):
+            return None
+        tokens, first_chunk = projected.shape[0], self.decode_rows
+        chunked = tokens > first_chunk
+        if chunked and not kernels.chunks_serve(recurrent):
+            return None
+        out = projected.new_empty((tokens, recurrent.value_elements))
+        parameters = (recurrent, conv_weight, a_log, dt_bias, norm_weight, norm_eps)
+        states, tails = state.recurrent(layer), state.tail(layer)
+        if first_chunk:
+            kernels.delta_decode(
+                projected[:first_chunk],
+                *parameters,
+                states,
+                tails,
+                self.slots[:first_chunk],
+                state.arrivals,
+                state.live_slots,
+                out[:first_chunk],
+            )
+        if chunked:
+            kernels.delta_chunks(
+                projected[first_chunk:],
+                *parameters,
+                states,
+                tails,
+                self.slots[first_chunk:],
+                self.rows.table(first_chunk),
+                out[first_chunk:],
+            )
+        return out
 
     def recurrent_state(self, layer: int) -> torch.Tensor:
         """``[slots, value_heads, key_dim, value_dim]``, float32: the state of every slot, to be updated in place."""

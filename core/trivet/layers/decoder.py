@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import Tensor
-from torch.nn.functional import embedding, linear
+from torch.nn.functional import embedding
 
 from trivet.layers.context import StepContext
+from trivet.layers.linear import Linear
 from trivet.layers.norm import RmsNorm
 from trivet.layers.parameters import Parameters
 
@@ -30,14 +31,14 @@ class Decoder:
 
     Args:
         parameters: holds ``embedding`` and, where embeddings are not tied, ``output``.
-        layers: each maps ``(hidden, step)`` to hidden.
+        layers: each maps ``(hidden, step)`` to hidden, which it may write in place.
         norm: the final norm.
     """
 
     def __init__(self, parameters: Parameters, layers: Sequence[Layer], norm: RmsNorm) -> None:
         self.embedding_weight = parameters["embedding.weight"]
         untied = parameters.get("output.weight")
-        self.output_weight = self.embedding_weight if untied is None else untied
+        self.output = Linear(Parameters({"weight": self.embedding_weight if untied is None else untied}))
         self.layers = tuple(layers)
         self.norm = norm
 
@@ -50,4 +51,4 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and output projection of the rows that need logits."""
-        return linear(self.norm(hidden), self.output_weight)
+        return self.output(self.norm(hidden))

@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from trivet.layers.parameters import Parameters
+from trivet.ops.dispatch import small_batch_matmul
 
 
 class Linear:
@@ -18,7 +19,21 @@ class Linear:
     def __init__(self, parameters: Parameters) -> None:
         self.weight = parameters["weight"]
         self.bias = parameters.get("bias")
+        self._small_batch = small_batch_matmul(self.weight)
 
-    def __call__(self, inputs: Tensor) -> Tensor:
-        """``[tokens, in]`` to ``[tokens, out]``."""
-        return linear(inputs, self.weight, self.bias)
+    def __call__(self, inputs: Tensor, residual: Tensor | None = None) -> Tensor:
+        """``[tokens, in]`` to ``[tokens, out]``.
+
+        Args:
+            residual: ``[tokens, out]``, what the output is added to, in place; the sum is rounded once. It is then
+                what is returned.
+        """
+        if self._small_batch is not None:
+            out = self._small_batch(inputs, self.bias, residual)
+            if out is not None:
+                return out
+        if residual is None:
+            return linear(inputs, self.weight, self.bias)
+        if self.bias is not None:
+            residual.add_(self.bias)
+        return residual.addmm_(inputs, self.weight.T)

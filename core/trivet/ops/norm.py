@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from trivet.ops.dispatch import fused_kernels
 from trivet.ops.precision import accumulation_dtype
 
 
@@ -25,6 +26,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, zero_centred: bool = False) 
     Returns:
         A new tensor with the shape and dtype of `x`.
     """
+    kernels = fused_kernels(x)
+    if kernels is not None and weight.dim() == 1 and (x.is_contiguous() or (x.dim() == 2 and x.stride(1) == 1)):
+        normed: Tensor = kernels.rms_norm(x.view(-1, x.shape[-1]), weight.contiguous(), eps, zero_centred)
+        return normed.view(x.shape)
     normed = _unit_mean_square(x, eps)
     if zero_centred:
         return normed.addcmul_(normed, weight.to(normed.dtype)).to(x.dtype)
@@ -76,6 +81,10 @@ def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tenso
     Returns:
         A new tensor with the shape and dtype of `x`.
     """
+    kernels = fused_kernels(x)
+    if kernels is not None and x.dim() == 3 and x.is_contiguous() and gate.stride()[1:] == x.stride()[1:]:
+        fused: Tensor = kernels.gated_rms_norm(x, gate, weight.contiguous(), eps)
+        return fused
     normed = rms_norm(x, weight, eps)
     opened = F.silu(gate.to(accumulation_dtype(x.dtype)))
     # In the wider dtype first, so that the product is rounded once.

@@ -13,7 +13,8 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from trivet.reservation.recurrent import CHUNK_TOKENS, SHORT_TOKENS
+from trivet.ops.transfer import to_device
+from trivet.reservation.recurrent import CHUNK_TOKENS, DEVICE_CHUNK_TOKENS, SHORT_TOKENS
 
 Indices = npt.NDArray[np.int64]
 
@@ -91,6 +92,23 @@ class ChunkGrid:
 
 
 @frozen
+class ChunkTable:
+    """Rows cut into chunks, as kernels for varying lengths look them up. Tokens are counted from the first row's.
+
+    Attributes:
+        starts: int64 ``[rows + 1]``, each row's first token, and the number of tokens.
+        chunks: int64 ``[chunks, 2]``, each chunk's row and its number within the row.
+        first_chunks: int64 ``[rows + 1]``, each row's first chunk, and the number of chunks.
+        chunk_tokens: length of a chunk; a row's last may be shorter.
+    """
+
+    starts: Tensor
+    chunks: Tensor
+    first_chunks: Tensor
+    chunk_tokens: int
+
+
+@frozen
 class PackedRows:
     """The rows of one step.
 
@@ -107,6 +125,7 @@ class PackedRows:
     device: torch.device = field(default=torch.device("cpu"), converter=torch.device)
     chunk_tokens: int = CHUNK_TOKENS
     _edges: dict[int, ConvolutionEdges] = field(factory=dict, init=False, repr=False, eq=False)
+    _tables: dict[int, ChunkTable] = field(factory=dict, init=False, repr=False, eq=False)
 
     def __attrs_post_init__(self) -> None:
         if not self.lengths or min(self.lengths) < 1:
@@ -150,6 +169,12 @@ class PackedRows:
         short = (counts > 1) & (counts <= min(SHORT_TOKENS, self.chunk_tokens))
         long = (counts > 1) & ~short
         return tuple(self._find_grid(members) for members in (long, short) if members.any())
+
+    def table(self, first_row: int) -> ChunkTable:
+        """The rows from `first_row` on, at least one, as kernels look them up."""
+        if first_row not in self._tables:
+            self._tables[first_row] = self._find_table(first_row)
+        return self._tables[first_row]
 
     @cached_property
     def _counts(self) -> Indices:
@@ -198,6 +223,26 @@ class PackedRows:
             places=self._tensor(places),
         )
 
+    def _find_table(self, first_row: int) -> ChunkTable:
+        counts = self._counts[first_row:]
+        rows = len(counts)
+        per_row = -(-counts // DEVICE_CHUNK_TOKENS)
+        # One copy to the device for all; each part begins at a multiple of 16 bytes, whatever the rows, since kernels
+        # are compiled for the alignment that they find.
+        space = rows + 1 + (rows + 1) % 2
+        edges = np.zeros((2, space), dtype=np.int64)
+        np.cumsum(counts, out=edges[0, 1 : rows + 1])
+        np.cumsum(per_row, out=edges[1, 1 : rows + 1])
+        row = np.repeat(np.arange(rows), per_row)
+        number = np.arange(len(row)) - edges[1][row]
+        whole = self._tensor(np.concatenate((edges.ravel(), np.stack((row, number), 1).ravel())))
+        return ChunkTable(
+            starts=whole[: rows + 1],
+            first_chunks=whole[space : space + rows + 1],
+            chunks=whole[2 * space :].view(-1, 2),
+            chunk_tokens=DEVICE_CHUNK_TOKENS,
+        )
+
     def _find_edges(self, tail: int) -> ConvolutionEdges:
         near = np.minimum(self._counts, tail)  # tokens of a row that its head, or its tail, has
         row = np.repeat(np.arange(self.rows), near)
@@ -226,4 +271,4 @@ class PackedRows:
         )
 
     def _tensor(self, values: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(self.device)
+        return to_device(torch.from_numpy(np.ascontiguousarray(values)), self.device)

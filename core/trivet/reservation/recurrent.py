@@ -2,7 +2,7 @@
 
 The terms follow `trivet.ops.convolution`, `trivet.ops.gated_delta` and the gated norm behind them, stage by stage: what
 a stage keeps alive at once beside what the layer holds throughout. Operations that copy an argument inside themselves
-are allowed one such copy.
+are allowed one such copy. The chunked kernels of a CUDA device, `trivet.ops.fused.delta_chunks`, are one more stage.
 """
 
 from __future__ import annotations
@@ -18,6 +18,12 @@ operations per step; 32 is what a CPU does best with."""
 
 SHORT_TOKENS = 8
 """Rows of up to this many tokens get chunks of their own length when longer rows are beside them."""
+
+DEVICE_CHUNK_TOKENS = 64
+"""Chunk of the delta rule in the kernels of CUDA devices."""
+
+LEAST_TILE = 16
+"""Least dimension of a matrix instruction."""
 
 FLOAT32_BYTES = item_bytes("float32")
 INDEX_BYTES = item_bytes("int64")
@@ -43,6 +49,7 @@ def recurrent_bytes(layer: RecurrentGeometry, tokens: int, rows: int, longest_ro
         _chunk_bytes(layer, tokens, min(rows, tokens // 2), min(longest_row_tokens, SHORT_TOKENS)),
         _chunk_bytes(layer, tokens, min(rows, tokens // (SHORT_TOKENS + 1)), longest_row_tokens),
         gated_norm,
+        _device_chunk_bytes(layer, tokens, rows, width),
     )
     return held + states + max(stages)
 
@@ -61,6 +68,22 @@ def _single_token_bytes(layer: RecurrentGeometry, rows: int, width: int) -> int:
     keys = 2 * layer.key_dim * (width + FLOAT32_BYTES)
     values = layer.value_dim * (width + 6 * FLOAT32_BYTES)
     return rows * layer.value_heads * (keys + values + 8 * FLOAT32_BYTES)
+
+
+def _device_chunk_bytes(layer: RecurrentGeometry, tokens: int, rows: int, width: int) -> int:
+    """Of the chunked kernels, which serve heads of whole matrix tiles in half precision; 0 for other layers.
+
+    The convolved inputs and the gathered states are among what `recurrent_bytes` counts throughout.
+    """
+    if width >= FLOAT32_BYTES or min(layer.key_dim, layer.value_dim) < LEAST_TILE:
+        return 0
+    heads, chunks = layer.value_heads, tokens // DEVICE_CHUNK_TOKENS + rows
+    gates = tokens * heads * 2 * FLOAT32_BYTES
+    systems = tokens * heads * DEVICE_CHUNK_TOKENS
+    readers, written = tokens * heads * layer.key_dim, tokens * layer.value_elements
+    states = chunks * math.prod(layer.state_shape)
+    indices = (2 * (rows + 2) + 2 * chunks) * INDEX_BYTES
+    return gates + (systems + readers + written + states) * width + indices
 
 
 def _chunk_bytes(layer: RecurrentGeometry, tokens: int, rows: int, longest_row_tokens: int) -> int:

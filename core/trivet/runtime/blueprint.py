@@ -109,7 +109,7 @@ def draw_blueprint(directory: Path, options: SizingOptions, device: DeviceProfil
         dtype=dtype,
         tile_of=_tiles(selections),
         numeric_policy=options.numeric_policy,
-        graph_buckets=_graph_buckets(limits.step_rows, selections) if _captures(geometry, device, options) else (),
+        graph_buckets=_graph_buckets(limits.step_rows, selections) if _captures(device, options) else (),
     )
     grain_tokens = _prefix_grain(geometry, limits, device, options.snapshot_stride)
     budget_bytes = options.budget_bytes(device.memory_bytes)
@@ -222,9 +222,9 @@ def _select_paths(
     }
 
 
-def _captures(geometry: ModelGeometry, device: DeviceProfile, options: SizingOptions) -> bool:
-    """Whether decode steps are to be captured in CUDA graphs. Recurrent layers' are not, so far."""
-    return options.cuda_graphs and device.kind == "cuda" and not geometry.hybrid
+def _captures(device: DeviceProfile, options: SizingOptions) -> bool:
+    """Whether decode steps are to be captured in CUDA graphs."""
+    return options.cuda_graphs and device.kind == "cuda"
 
 
 def _graph_buckets(most_rows: int, selections: dict[AttentionGeometry, Selection]) -> tuple[int, ...]:

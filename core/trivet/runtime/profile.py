@@ -99,7 +99,7 @@ def run_profile(
                 cache=cache,
                 state=state,
                 rows=PackedRows(tuple(query_lengths), device),
-                decode_rows=len(query_lengths) - 1,
+                decode_rows=_decode_rows(query_lengths),
                 slots=torch.arange(len(query_lengths), device=device),
             )
             hidden = model(torch.zeros(sum(query_lengths), dtype=torch.int64, device=device), context)
@@ -121,6 +121,11 @@ def run_profile(
     return Profile(peak_bytes, plan_bytes, time.perf_counter() - started)
 
 
+def _decode_rows(query_lengths: list[int]) -> int:
+    """How many leading rows are decode rows: all of one token, but for the last row, which is a prefill row."""
+    return sum(length == 1 for length in query_lengths[:-1])
+
+
 def _worst_batch(plan: PlanCapacity, query_lengths: list[int], kv_lengths: list[int]) -> StepBatch:
     counts = [-(-length // plan.limits.page_size) for length in kv_lengths]
     indptr = np.concatenate([[0], np.cumsum(counts)])
@@ -129,7 +134,7 @@ def _worst_batch(plan: PlanCapacity, query_lengths: list[int], kv_lengths: list[
         kv_lengths=kv_lengths,
         page_indptr=indptr,
         page_indices=np.zeros(indptr[-1], dtype=np.int32),
-        decode_rows=len(query_lengths) - 1,
+        decode_rows=_decode_rows(query_lengths),
         query_heads=plan.query_heads,
         kv_heads=plan.kv_heads,
     )

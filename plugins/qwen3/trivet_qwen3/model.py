@@ -18,9 +18,9 @@ class Qwen3Layer:
         self.mlp = GatedMlp(parameters.below("mlp"))
 
     def __call__(self, hidden: Tensor, step: StepContext) -> Tensor:
-        """``hidden [tokens, hidden_size]`` through attention and MLP, each with its residual."""
-        hidden = hidden + self.attention(self.attention_norm(hidden), step)
-        return hidden + self.mlp(self.mlp_norm(hidden))
+        """``hidden [tokens, hidden_size]`` through attention and MLP, each added to `hidden` in place."""
+        hidden = self.attention(self.attention_norm(hidden), step, residual=hidden)
+        return self.mlp(self.mlp_norm(hidden), residual=hidden)
 
 
 def build(geometry: ModelGeometry, parameters: Parameters) -> Decoder:

@@ -40,11 +40,26 @@ class DeltaNet:
         self.norm_weight = parameters["norm.weight"]
         self.out = Linear(parameters.below("out"))
 
-    def __call__(self, hidden: Tensor, step: StepContext) -> Tensor:
-        """``hidden [tokens, hidden_size]`` to the same shape; advances the state of every row's slot."""
+    def __call__(self, hidden: Tensor, step: StepContext, residual: Tensor | None = None) -> Tensor:
+        """``hidden [tokens, hidden_size]`` to the same shape, added to `residual` in place if there is one.
+
+        Advances the state of every row's slot.
+        """
         geometry, tokens = self.geometry, hidden.shape[0]
         heads = (geometry.value_heads, geometry.value_heads)
         projected = self.projection(hidden)
+        fused = step.delta_rule_projected(
+            self.layer,
+            geometry,
+            projected,
+            conv_weight=self.conv_weight,
+            a_log=self.a_log,
+            dt_bias=self.dt_bias,
+            norm_weight=self.norm_weight,
+            norm_eps=self.eps,
+        )
+        if fused is not None:
+            return self.out(fused, residual)
         mixed, gate, b, a = projected.split((geometry.conv_channels, geometry.value_elements, *heads), dim=-1)
         mixed = self._convolve(mixed, step)
         query, key, value = mixed.split((geometry.key_elements, geometry.key_elements, geometry.value_elements), dim=-1)
@@ -60,7 +75,7 @@ class DeltaNet:
             mixed, state = gated_delta_prefill(query, key, value, log_decay, beta, state, step.rows)
         states.index_copy_(0, step.slots, state)
         normed = gated_rms_norm(mixed, gate.view_as(mixed), self.norm_weight, self.eps)
-        return self.out(normed.view(tokens, geometry.value_elements))
+        return self.out(normed.view(tokens, geometry.value_elements), residual)
 
     def _convolve(self, mixed: Tensor, step: StepContext) -> Tensor:
         """The causal convolution, with the tails of the rows' slots carried across steps."""

@@ -31,9 +31,9 @@ class Qwen35Layer:
         self.mlp = GatedMlp(parameters.below("mlp"))
 
     def __call__(self, hidden: Tensor, step: StepContext) -> Tensor:
-        """``hidden [tokens, hidden_size]`` through mixer and MLP, each with its residual."""
-        hidden = hidden + self.mixer(self.mixer_norm(hidden), step)
-        return hidden + self.mlp(self.mlp_norm(hidden))
+        """``hidden [tokens, hidden_size]`` through mixer and MLP, each added to `hidden` in place."""
+        hidden = self.mixer(self.mixer_norm(hidden), step, residual=hidden)
+        return self.mlp(self.mlp_norm(hidden), residual=hidden)
 
 
 def build(geometry: Qwen35Geometry, parameters: Parameters) -> Decoder:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from attrs import frozen
 
+from trivet.attention.flashinfer.splits import SplitScratch, launch_rows, split_shape
 from trivet.capacity import PlanCapacity
 from trivet.checked import ceil_div
 from trivet.errors import ConfigError
@@ -118,6 +119,17 @@ def hopper_chunks_workspace(capacity: PlanCapacity) -> Workspace:
     return Workspace(
         float_bytes=0, int_bytes=_stacked(*arrays[:-1], (multiprocessors(capacity) + 1) * INT32_BYTES, arrays[-1])
     )
+
+
+def split_kv_workspace(capacity: PlanCapacity, *, by_token: bool) -> Workspace:
+    """Of the split-KV kernel: one launch's partial outputs of every split, and a counter for each row and KV head.
+
+    Args:
+        by_token: every token of the step is served as a row.
+    """
+    rows = launch_rows(capacity, by_token=by_token)
+    scratch = SplitScratch.of(capacity, rows, split_shape(capacity.head_dim))
+    return Workspace(float_bytes=scratch.float_bytes, int_bytes=scratch.int_bytes)
 
 
 def _split_items(capacity: PlanCapacity) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -68,12 +69,20 @@ def hopper_spec(dtype: torch.dtype, head_dim: int) -> Any:
 
 def specs(dtype: torch.dtype, head_dim: int, choice: KernelChoice) -> list[Any]:
     """Build specifications of everything that a plan of `choice` runs."""
-    wanted = [prefill_spec(dtype, head_dim), gen_page_module()]
+    wanted = [gen_page_module()]
+    if not choice.pinned:
+        wanted.append(prefill_spec(dtype, head_dim))
     if choice.decode is DecodeKernel.COMPILED:
         wanted.append(decode_spec(dtype, head_dim))
     if choice.hopper_from is not None:
         wanted.append(hopper_spec(dtype, head_dim))
     return wanted
+
+
+def unbuilt(dtype: str, head_dim: int, choice: KernelChoice) -> list[tuple[str, Callable[[], Any]]]:
+    """What of `specs` is not built yet: names, and what builds each."""
+    wanted = specs(as_torch(dtype), head_dim, choice)
+    return [(spec.name, spec.build_and_load) for spec in wanted if not spec.is_compiled]
 
 
 def can_compile() -> bool:
@@ -102,25 +111,41 @@ def decode_compiles(dtype: torch.dtype, head_dim: int, group: int) -> bool:
     return True
 
 
-def load_kernels(capacity: PlanCapacity, choice: KernelChoice) -> Kernels:
+def load_kernels(capacity: PlanCapacity, choice: KernelChoice, device: torch.device | None = None) -> Kernels:
     """Load what `choice` names for `capacity`, building what did not come built (minutes).
+
+    Args:
+        device: where the kernels will run; None: the current CUDA device.
 
     Raises:
         RuntimeError: a kernel cannot be built; the library's message.
     """
     assert capacity.dtype is not None
     dtype, head_dim = as_torch(capacity.dtype), capacity.head_dim
+    append: AppendKernel = Append(gen_page_module().build_and_load())
+    if choice.pinned:
+        return Kernels(_split_kv(capacity, device, True), _split_kv(capacity, device, True), None, append)
     general = prefill_spec(dtype, head_dim).build_and_load()
     decode: RowKernel
     if choice.decode is DecodeKernel.COMPILED:
         decode = CompiledDecode(capacity, decode_spec(dtype, head_dim).build_and_load(), dtype)
+    elif choice.decode is DecodeKernel.SPLIT_KV:
+        decode = _split_kv(capacity, device, False)
     else:
         decode = PagedPrefill(capacity, general, decode_rows=True)
     long_chunks: RowKernel | None = None
     if choice.hopper_from is not None:
         long_chunks = HopperPrefill(capacity, hopper_spec(dtype, head_dim).build_and_load())
-    append: AppendKernel = Append(gen_page_module().build_and_load())
     return Kernels(decode, PagedPrefill(capacity, general, decode_rows=False), long_chunks, append)
+
+
+def _split_kv(capacity: PlanCapacity, device: torch.device | None, by_token: bool) -> RowKernel:
+    """The split-KV kernel, compiled."""
+    from trivet.attention.flashinfer.split_kv import SplitKv
+
+    kernel = SplitKv(capacity, by_token=by_token)
+    kernel.warm(device or torch.device("cuda"))
+    return kernel
 
 
 class CompiledDecode:
@@ -237,22 +262,7 @@ class PagedPrefill:
     ) -> None:
         """See `RowKernel.run`."""
         self._run(
-            spaces.floats,
-            spaces.ints,
-            plan.info,
-            query,
-            keys,
-            values,
-            rows.query_indptr,
-            rows.page_indptr,
-            rows.page_indices,
-            rows.last_page_len,
-            out,
-            None,  # log-sum-exp
-            self._mask,
-            TOKENS_FIRST,
-            NO_WINDOW,
-            False,  # programmatic dependent launch
+            *_prefill_arguments(plan, rows, spaces, query, keys, values, out, self._mask),
             None,  # custom mask and where its rows start
             None,
             None,  # ALiBi slopes
@@ -317,22 +327,7 @@ class HopperPrefill:
     ) -> None:
         """See `RowKernel.run`."""
         self._run(
-            spaces.floats,
-            spaces.ints,
-            plan.info,
-            query,
-            keys,
-            values,
-            rows.query_indptr,
-            rows.page_indptr,
-            rows.page_indices,
-            rows.last_page_len,
-            out,
-            None,  # log-sum-exp
-            CAUSAL,
-            TOKENS_FIRST,
-            NO_WINDOW,
-            False,  # programmatic dependent launch
+            *_prefill_arguments(plan, rows, spaces, query, keys, values, out, CAUSAL),
             None,  # prefix length, token positions and longest item of multi-item scoring
             None,
             None,
@@ -342,6 +337,37 @@ class HopperPrefill:
             1.0,  # scale of the values
             0,  # length of the token positions
         )
+
+
+def _prefill_arguments(
+    plan: RowPlan,
+    rows: DeviceRows,
+    spaces: PlanSpaces,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    out: Tensor,
+    mask: int,
+) -> tuple[Any, ...]:
+    """What the run functions of both paged-prefill kernels begin with."""
+    return (
+        spaces.floats,
+        spaces.ints,
+        plan.info,
+        query,
+        keys,
+        values,
+        rows.query_indptr,
+        rows.page_indptr,
+        rows.page_indices,
+        rows.last_page_len,
+        out,
+        None,  # log-sum-exp
+        mask,
+        TOKENS_FIRST,
+        NO_WINDOW,
+        False,  # programmatic dependent launch
+    )
 
 
 class Append:

@@ -19,6 +19,8 @@ class DecodeKernel(Enum):
     """CUDA cores, compiled for a few group sizes."""
     PAGED_PREFILL = "paged-prefill kernel"
     """Tensor cores, any group size: a decode row is a prefill row of one token."""
+    SPLIT_KV = "split-KV kernel"
+    """Ours, in Triton: tensor cores, any group size, no planning on the host."""
 
 
 @frozen
@@ -46,7 +48,10 @@ class KernelChoice:
         decode: what decode rows run on.
         hopper_from: chunks run on the Hopper prefill kernel (FA3) where they are this long, and on the general one
             (FA2) otherwise; None: always on the general one.
+        pinned: every token, those of chunks too, is served by the split-KV kernel as a row of its own, and no result
+            depends on chunking or on the batch.
     """
 
     decode: DecodeKernel
     hopper_from: LongChunks | None = None
+    pinned: bool = False

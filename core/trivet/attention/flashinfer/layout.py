@@ -9,6 +9,7 @@ from trivet.attention.flashinfer.bounds import (
     hopper_chunks_workspace,
     prefill_chunks_workspace,
     prefill_decode_workspace,
+    split_kv_workspace,
 )
 from trivet.attention.flashinfer.kinds import DecodeKernel, KernelChoice
 from trivet.capacity import PlanCapacity
@@ -34,11 +35,15 @@ def decode_workspace(capacity: PlanCapacity, choice: KernelChoice) -> Workspace:
     """The bound of what serves decode rows."""
     if choice.decode is DecodeKernel.COMPILED:
         return compiled_decode_workspace(capacity)
+    if choice.decode is DecodeKernel.SPLIT_KV:
+        return split_kv_workspace(capacity, by_token=choice.pinned)
     return prefill_decode_workspace(capacity)
 
 
 def chunk_workspace(capacity: PlanCapacity, choice: KernelChoice) -> Workspace:
     """The bound of whatever may serve chunks."""
+    if choice.pinned:
+        return split_kv_workspace(capacity, by_token=True)
     general = prefill_chunks_workspace(capacity)
     if choice.hopper_from is None:
         return general
@@ -63,7 +68,7 @@ def flashinfer_layout(capacity: PlanCapacity, choice: KernelChoice) -> BufferLay
     Workspaces, bytes, on the device: ``decode_workspace`` and ``chunk_workspace`` hold what the planners write for
     decode rows and for chunks, ``float_workspace`` the partial outputs of split rows; the two kinds of rows run one
     after the other and share it. Arrays inside a workspace keep their offsets for as long as the number of decode
-    rows stays the same.
+    rows stays the same. What the split-KV kernel serves is not planned: of its int workspace it uses counters alone.
 
     All index arrays but ``decode_indptr``, and the two int workspaces, have a pinned mirror in each of two sets.
     Sizes do not depend on CUDA-graph buckets: a bucket's arrays are the first entries of the same buffers.

@@ -22,3 +22,10 @@ def missing_library() -> str | None:
     if found != TESTED_VERSION:
         return f"{DISTRIBUTION} {found} is installed, and only {TESTED_VERSION} is tested: pip install 'trivet[cuda]'"
     return None
+
+
+def missing_triton() -> str | None:
+    """Why kernels of ours cannot be used on this machine, or None if they can."""
+    if util.find_spec("triton") is None:
+        return "triton is not installed: it comes with torch's builds for CUDA"
+    return None

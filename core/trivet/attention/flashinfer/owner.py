@@ -24,6 +24,7 @@ from trivet.attention.flashinfer.layout import (
 from trivet.attention.flashinfer.protocol import DeviceRows, HostRows, Kernels, PlanSpaces, RowKernel, RowPlan
 from trivet.attention.flashinfer.staging import Fence, Staging, StagingSet, StreamFence
 from trivet.attention.flashinfer.worst import worst_chunks, worst_decodes
+from trivet.attention.places import TokenPlaces
 from trivet.attention.protocol import Replan
 from trivet.capacity import PlanCapacity
 from trivet.checked import INT32_MAX
@@ -104,6 +105,8 @@ class FlashInferOwner:
         self._staging = Staging(buffers, names, INDEX_ARRAYS, fence or partial(StreamFence, device))
         if DECODE_INDPTR in buffers:
             torch.arange(len(buffers[DECODE_INDPTR]), out=buffers[DECODE_INDPTR])
+        for name in (DECODE_WORKSPACE, CHUNK_WORKSPACE):
+            buffers[name].zero_()  # counters start at zero
         self._counting = np.arange(capacity.indptr, dtype=np.int32)
         self._check_workspaces()
 
@@ -155,7 +158,7 @@ class FlashInferOwner:
             tokens=tokens,
             batch_indices=self.buffers["batch_indices"][:tokens],
             positions=self.buffers["positions"][:tokens],
-            rows=self._device_rows(0, batch.rows, self.buffers["chunk_indptr"]),
+            rows=self._device_rows(slice(0, batch.rows), slice(0, tokens), self.buffers["chunk_indptr"]),
             parts=parts,
         )
         return Replan.REPLANNED
@@ -165,6 +168,11 @@ class FlashInferOwner:
         step = self._planned_for(key)
         if step.tokens:
             self._kernels.append(key, value, step.batch_indices, step.positions, keys, values, step.rows)
+
+    def token_places(self, rows: torch.Tensor) -> TokenPlaces:
+        """Where the step's tokens go, for kernels that stand in for `append`; `rows` has a row for each token."""
+        step = self._planned_for(rows)
+        return TokenPlaces(step.batch_indices, step.positions, step.rows.page_indptr, step.rows.page_indices)
 
     def attend(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """Causal attention of the step's queries. See `PlanOwner.attend`."""
@@ -209,7 +217,7 @@ class FlashInferOwner:
             spaces = self._spaces(DECODE_WORKSPACE, staged)
             plan = self._kernels.decode.plan(host, spaces)
             first_tokens = DECODE_INDPTR if DECODE_INDPTR in self.buffers else "chunk_indptr"
-            device_rows = self._device_rows(0, decodes, self.buffers[first_tokens])
+            device_rows = self._device_rows(slice(0, decodes), slice(0, decodes), self.buffers[first_tokens])
             parts.append(_Part(self._kernels.decode, plan, device_rows, spaces, 0, decodes))
         if tokens > decodes:
             chunks = rows - decodes
@@ -222,7 +230,7 @@ class FlashInferOwner:
             kernel = self._kernel_of_chunks(host)
             spaces = self._spaces(CHUNK_WORKSPACE, staged)
             plan = kernel.plan(host, spaces)
-            device_rows = self._device_rows(decodes, rows, self.buffers["chunk_indptr"])
+            device_rows = self._device_rows(slice(decodes, rows), slice(decodes, tokens), self.buffers["chunk_indptr"])
             parts.append(_Part(kernel, plan, device_rows, spaces, decodes, tokens))
         return tuple(parts)
 
@@ -232,12 +240,15 @@ class FlashInferOwner:
             return long_chunks
         return self._kernels.chunks
 
-    def _device_rows(self, first: int, last: int, query_indptr: torch.Tensor) -> DeviceRows:
+    def _device_rows(self, rows: slice, tokens: slice, query_indptr: torch.Tensor) -> DeviceRows:
         return DeviceRows(
-            query_indptr=query_indptr[: last - first + 1],
-            page_indptr=self.buffers["page_indptr"][first : last + 1],
-            last_page_len=self.buffers["last_page_len"][first:last],
+            query_indptr=query_indptr[: rows.stop - rows.start + 1],
+            page_indptr=self.buffers["page_indptr"][rows.start : rows.stop + 1],
+            last_page_len=self.buffers["last_page_len"][rows],
             page_indices=self.buffers["page_indices"],
+            token_rows=self.buffers["batch_indices"][tokens],
+            positions=self.buffers["positions"][tokens],
+            first_row=rows.start,
         )
 
     def _spaces(self, name: str, staged: StagingSet) -> PlanSpaces:

@@ -43,12 +43,18 @@ class DeviceRows:
         page_indptr: ``[rows + 1]``.
         last_page_len: ``[rows]``.
         page_indices: the whole page list.
+        token_rows: ``[tokens]``, row of each token, counted from the step's first row.
+        positions: ``[tokens]``.
+        first_row: where these rows start in the step.
     """
 
     query_indptr: Tensor
     page_indptr: Tensor
     last_page_len: Tensor
     page_indices: Tensor
+    token_rows: Tensor
+    positions: Tensor
+    first_row: int
 
 
 @frozen(eq=False)
@@ -57,7 +63,7 @@ class PlanSpaces:
 
     Attributes:
         floats: float workspace on the device.
-        ints: int workspace on the device.
+        ints: int workspace on the device; zeros when the plan's buffers are bound.
         staged: pinned memory from which the int workspace is copied, in stream order.
     """
 

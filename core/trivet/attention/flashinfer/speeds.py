@@ -22,11 +22,13 @@ class HeadDimSpeeds:
             plan for a device that is not here; on one that is here the library is asked.
         decode_over_prefill: time of the decode kernel over that of the paged-prefill kernel, by group size.
         hopper_from: from where on chunks are faster on the Hopper prefill kernel; None: never, or not measured.
+        split_kv_over_prefill: time of the split-KV kernel over that of the paged-prefill kernel, by group size.
     """
 
     compiled_groups: tuple[int, ...]
     decode_over_prefill: Mapping[int, float] = field(hash=False)
     hopper_from: LongChunks | None
+    split_kv_over_prefill: Mapping[int, float] = field(factory=dict, hash=False)
 
 
 @frozen
@@ -57,6 +59,11 @@ class SpeedTable:
 def _head_dim(values: Mapping[str, Any]) -> HeadDimSpeeds:
     return HeadDimSpeeds(
         compiled_groups=tuple(values["compiled_groups"]),
-        decode_over_prefill={int(group): float(ratio) for group, ratio in values["decode_over_prefill"].items()},
+        decode_over_prefill=_by_group(values["decode_over_prefill"]),
         hopper_from=None if values["hopper_from"] is None else LongChunks(**values["hopper_from"]),
+        split_kv_over_prefill=_by_group(values["split_kv_over_prefill"]),
     )
+
+
+def _by_group(ratios: Mapping[str, Any]) -> dict[int, float]:
+    return {int(group): float(ratio) for group, ratio in ratios.items()}

@@ -1,0 +1,157 @@
+"""``trivet gate``: hold the runtime against transformers on the same tensors, and against faults put in on purpose."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+from attrs import fields
+from click.core import ParameterSource
+
+from trivet.capacity.limits import Limits
+from trivet.cli.debug import debug_option
+from trivet.cli.sizing import sizing_arguments, sizing_options
+
+LEAST_NEW_TOKENS = 8
+
+
+def _batches(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
+    """Callback of an option whose value is numbers separated by commas."""
+    try:
+        counts = [int(part) for part in value.split(",")]
+    except ValueError:
+        counts = []
+    if not counts or min(counts) < 2:
+        raise click.BadParameter(f"{value!r}: expected numbers of at least 2, as in 9,17", context, parameter)
+    return tuple(dict.fromkeys(counts))
+
+
+@click.command()
+@click.argument("checkpoint", metavar="CHECKPOINT")
+@click.option("--weights", type=click.Choice(["checkpoint", "random"]), help="Where the weights come from.")
+@click.option("--device", metavar="NAME", help="cpu, cuda or cuda:1; CUDA if there is one by default.")
+@click.option("--attention", metavar="NAME", help="Attention backend; chosen by predicates by default.")
+@click.option("--numeric-policy", type=click.Choice(["tuned", "pinned"]), help="Of the runtime.")
+@click.option("--eager", is_flag=True, help="Without CUDA graphs.")
+@click.option(
+    "--reference",
+    type=click.Choice(["tensors", "files"]),
+    default="tensors",
+    show_default=True,
+    help="transformers over the runtime's own tensors, or over the checkpoint's files.",
+)
+@click.option(
+    "--batch",
+    "batches",
+    callback=_batches,
+    metavar="N,...",
+    default="9,17",
+    show_default=True,
+    help="Requests served at once: one more than a bucket of CUDA graphs.",
+)
+@click.option(
+    "--new-tokens",
+    type=click.IntRange(min=LEAST_NEW_TOKENS),
+    default=12,
+    show_default=True,
+    help="Of each request.",
+)
+@click.option("--long", "long_prompts", is_flag=True, help="Prompts of 4,097 and 8,192 tokens too.")
+@click.option(
+    "--pass", "passes", multiple=True, metavar="NAME", help="Run this pass alone; may be given several times."
+)
+@click.option("--controls/--no-controls", default=True, show_default=True, help="Put faults in, which must be caught.")
+@click.option("--floor/--no-floor", default=True, show_default=True, help="Measure the rounding of the dtype too.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the prompts.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; the tables go to stderr.")
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Folder for the record, JSON.")
+@sizing_options
+@debug_option
+def gate(
+    checkpoint: str,
+    reference: str,
+    batches: tuple[int, ...],
+    new_tokens: int,
+    long_prompts: bool,
+    passes: tuple[str, ...],
+    controls: bool,
+    floor: bool,
+    seed: int,
+    as_json: bool,
+    out: Path | None,
+    eager: bool,
+    **runtime: Any,
+) -> int:
+    """Serve CHECKPOINT in every way, and hold each log-probability against transformers on the same tensors.
+
+    CHECKPOINT is a directory, or the name of a shipped model or geometry. Exit code 0 only if every pass keeps the
+    bounds and every fault that is put in breaks them.
+    """
+    from trivet.bench.record import Record, make_folder, now
+    from trivet.gate.passes import passes_of
+    from trivet.gate.run import run_gate
+    from trivet.gate.settings import GateSettings
+
+    load = _load_arguments(runtime) | ({"cuda_graphs": False} if eager else {})
+    settings = GateSettings(
+        checkpoint, load, reference, batches, new_tokens, long_prompts, passes, controls, floor, seed
+    )
+    unknown = [name for name in passes if name not in passes_of(settings)]
+    if unknown:
+        raise click.UsageError(f"no pass is called {unknown[0]!r}; there are {', '.join(passes_of(settings))}")
+    context = click.get_current_context()
+    started = now()
+    if out is not None:
+        make_folder(out)  # before time is spent on what cannot be kept
+
+    def say(text: str) -> None:
+        click.echo(text, err=as_json)
+
+    results = run_gate(settings, say)
+    options = {name: _shown(name, value) for name, value in context.params.items() if name != "out"}
+    if out is not None:
+        path = Record.of("gate", _command_line(context), options, results, started).write(out)
+        say(f"record: {path}")
+    if as_json:
+        click.echo(json.dumps(results, separators=(",", ":")))
+    return 0 if results["passed"] else 1
+
+
+def _load_arguments(given: dict[str, Any]) -> dict[str, Any]:
+    """The keyword arguments of `Runtime.load` that were given; of limits only those, as a mapping."""
+    names = {field.name for field in fields(Limits)}
+    limits = {name: value for name, value in given.items() if name in names and value is not None}
+    load = sizing_arguments({name: value for name, value in given.items() if name not in names})
+    return {**load, "limits": limits} if limits else load
+
+
+def _command_line(context: click.Context) -> str:
+    """The command line without the folder of its record, and of a checkpoint's directory only the last name."""
+    words = ["trivet", "gate"]
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        if name == "out" or context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
+            continue
+        value = context.params[name]
+        shown = str(_shown(name, value))
+        if isinstance(parameter, click.Argument):
+            words.append(shown)
+        elif isinstance(parameter, click.Option) and parameter.is_flag:
+            words.append(parameter.opts[0] if value else (parameter.secondary_opts or parameter.opts)[0])
+        elif name == "passes":
+            words += [word for each in value for word in (parameter.opts[0], each)]
+        else:
+            words += [parameter.opts[0], ",".join(map(str, value)) if isinstance(value, tuple) else shown]
+    return shlex.join(words)
+
+
+def _shown(name: str, value: Any) -> Any:
+    """An option's value as a record keeps it."""
+    if name == "checkpoint":
+        return Path(value).name if Path(value).is_dir() else value
+    if isinstance(value, tuple):
+        return list(value)
+    return value if isinstance(value, int | float | str | bool | None) else str(value)

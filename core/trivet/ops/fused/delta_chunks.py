@@ -1,0 +1,238 @@
+"""Rows of any lengths through a Gated DeltaNet layer, between its two projections, by flash-linear-attention's kernels.
+
+The kernels of fla.ops.gated_delta_rule and fla.ops.common are launched here, not through the functions around them:
+
+- those time many configurations of each kernel at its first call, for minutes, and different processes may settle on
+  different ones, whose results differ in rounding. Here the configurations are fixed;
+- those keep what they work out about the rows by the identity of a tensor, so that one that is refilled in place gets
+  what its first contents gave. Here `trivet.ops.packed.ChunkTable` holds it, once per step;
+- several of the tensors that those allocate can be one, since each program reads its part before it writes it.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import metadata, util
+from typing import Any
+
+import torch
+import triton
+from attrs import field, frozen
+from torch import Tensor
+
+from trivet.geometry import RecurrentGeometry
+from trivet.ops.fused.delta_inputs import delta_inputs
+from trivet.ops.fused.gated_norm import gated_rms_norm
+from trivet.ops.packed import ChunkTable
+
+DISTRIBUTION = "fla-core"
+TESTED_VERSION = "0.6.0"
+"""The one version whose kernels are launched."""
+
+SOLVED_BLOCK = 16
+"""Tokens of a diagonal block of a chunk's triangular system (``BC``)."""
+
+WRITTEN_BLOCK = 64
+"""Key or value dimensions that the kernel of the writes takes at once (``BK``, ``BV``)."""
+
+MOST_KEY_DIM = 256
+
+
+def missing_fla() -> str | None:
+    """Why the library cannot be used on this machine, or None if it can."""
+    wanted = f"{DISTRIBUTION} {TESTED_VERSION}"
+    if util.find_spec("fla") is None:
+        return f"{wanted} is not installed: pip install 'trivet[cuda]'"
+    try:
+        found = metadata.version(DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        return f"a module named fla is there, but not the distribution {wanted}: pip install 'trivet[cuda]'"
+    if found != TESTED_VERSION:
+        return f"{DISTRIBUTION} {found} is installed, and only {TESTED_VERSION} is tested: pip install 'trivet[cuda]'"
+    return None
+
+
+@frozen
+class ChunkConfigs:
+    """How each kernel is launched: its blocks, ``num_warps`` and ``num_stages``.
+
+    Attributes:
+        solve: inverts each chunk's triangular system.
+        write: what each token writes, and what it reads of the state before its chunk.
+        scan: takes the state from chunk to chunk.
+        read: the outputs.
+    """
+
+    solve: dict[str, int] = field(factory=lambda: {"BK": 64, "num_warps": 2, "num_stages": 3})
+    write: dict[str, int] = field(factory=lambda: {"num_warps": 4, "num_stages": 2})
+    scan: dict[str, int] = field(factory=lambda: {"BV": 32, "num_warps": 4, "num_stages": 2})
+    read: dict[str, int] = field(factory=lambda: {"BK": 64, "BV": 64, "num_warps": 4, "num_stages": 3})
+
+
+CONFIGS = ChunkConfigs()
+
+
+@frozen(eq=False)
+class ChunkKernels:
+    """The library's kernels, bare of what chooses their configurations."""
+
+    solve: Any
+    write: Any
+    scan: Any
+    read: Any
+
+
+@cache
+def chunk_kernels() -> ChunkKernels | None:
+    """The kernels; None where the library is missing or of another version."""
+    if missing_fla() is not None:
+        return None
+    from fla.ops.common.chunk_delta_h import chunk_gated_delta_rule_fwd_kernel_h_blockdim64
+    from fla.ops.common.chunk_o import chunk_fwd_kernel_o
+    from fla.ops.gated_delta_rule.chunk_fwd import chunk_gated_delta_rule_fwd_kkt_solve_kernel
+    from fla.ops.gated_delta_rule.wy_fast import recompute_w_u_fwd_kernel
+
+    return ChunkKernels(
+        solve=_bare(chunk_gated_delta_rule_fwd_kkt_solve_kernel),
+        write=_bare(recompute_w_u_fwd_kernel),
+        scan=_bare(chunk_gated_delta_rule_fwd_kernel_h_blockdim64),
+        read=_bare(chunk_fwd_kernel_o),
+    )
+
+
+def _bare(kernel: Any) -> Any:
+    """The kernel inside its heuristics and its autotuner."""
+    while isinstance(kernel, (triton.runtime.Autotuner, triton.runtime.Heuristics)):
+        kernel = kernel.fn
+    return kernel
+
+
+def chunks_serve(recurrent: RecurrentGeometry) -> bool:
+    """Whether the kernels are there and take heads of these widths."""
+    return max(recurrent.key_dim, recurrent.value_dim) <= MOST_KEY_DIM and chunk_kernels() is not None
+
+
+def chunked_delta_rule(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    decay: Tensor,
+    beta: Tensor,
+    state: Tensor,
+    table: ChunkTable,
+    configs: ChunkConfigs = CONFIGS,
+) -> Tensor:
+    """The delta rule over rows of any lengths, each from its own state.
+
+    Args:
+        query, key, value, decay, beta: as `trivet.ops.fused.delta_inputs.DeltaInputs` has them, all contiguous.
+        state: ``[rows, value_heads, key_dim, value_dim]``, float32, contiguous. Changed in place.
+        table: the rows.
+        configs: how the kernels are launched.
+
+    Returns:
+        ``[tokens, value_heads, value_dim]``, in the dtype of `value`.
+    """
+    kernels = chunk_kernels()
+    assert kernels is not None  # chunks_serve said so
+    (tokens, key_heads, key_dim), (_, heads, value_dim) = key.shape, value.shape
+    chunk, chunks, rows = table.chunk_tokens, len(table.chunks), state.shape[0]
+    shape = {"T": tokens, "H": key_heads, "HV": heads, "K": key_dim, "BT": chunk}
+    gated = {"USE_G": True, "IS_VARLEN": True}
+    of_chunks = {"cu_seqlens": table.starts, "chunk_indices": table.chunks} | gated
+
+    # Blocks above the diagonal are read, and nobody writes them.
+    inverse = value.new_zeros((tokens, heads, chunk))
+    kernels.solve[(chunks, heads)](
+        k=key, g=decay, beta=beta, A=inverse, BC=SOLVED_BLOCK, **of_chunks, **shape, **configs.solve
+    )
+    readers = key.new_empty((tokens, heads, key_dim))
+    written = torch.empty_like(value)
+    kernels.write[(chunks, heads)](
+        k=key,
+        v=value,
+        beta=beta,
+        w=readers,
+        u=written,
+        A=inverse,
+        g=decay,
+        V=value_dim,
+        **({"BK": WRITTEN_BLOCK, "BV": WRITTEN_BLOCK} | of_chunks | shape | configs.write),
+    )
+    del inverse
+    before = key.new_empty((chunks, heads, key_dim, value_dim))
+    kernels.scan[(triton.cdiv(value_dim, configs.scan["BV"]) * rows * heads,)](
+        k=key,
+        v=written,
+        w=readers,
+        v_new=written,
+        g=decay,
+        gk=None,
+        h=before,
+        h0=state,
+        ht=state,
+        cu_seqlens=table.starts,
+        chunk_offsets=table.first_chunks,
+        V=value_dim,
+        USE_GK=False,
+        USE_INITIAL_STATE=True,
+        STORE_FINAL_STATE=True,
+        SAVE_NEW_VALUE=True,
+        STATE_V_FIRST=False,
+        **gated,
+        **shape,
+        **configs.scan,
+    )
+    kernels.read[(triton.cdiv(value_dim, configs.read["BV"]) * chunks, heads)](
+        q=query,
+        k=key,
+        v=written,
+        h=before,
+        g=decay,
+        g_gamma=None,
+        o=written,
+        scale=key_dim**-0.5,
+        V=value_dim,
+        USE_G_GAMMA=False,
+        STATE_V_FIRST=False,
+        **of_chunks,
+        **shape,
+        **configs.read,
+    )
+    return written
+
+
+def delta_chunks(
+    projected: Tensor,
+    recurrent: RecurrentGeometry,
+    conv_weight: Tensor,
+    a_log: Tensor,
+    dt_bias: Tensor,
+    norm_weight: Tensor,
+    norm_eps: float,
+    states: Tensor,
+    tails: Tensor,
+    slots: Tensor,
+    table: ChunkTable,
+    out: Tensor,
+) -> Tensor:
+    """Take rows of any lengths through convolution, delta rule, norm and output gate.
+
+    Args:
+        projected, recurrent, conv_weight, a_log, dt_bias, norm_weight, norm_eps, states, tails: as
+            `trivet.ops.fused.delta_decode.delta_decode` takes them; ``projected [tokens, elements]``.
+        slots: int64 ``[rows]``, different from each other.
+        table: the rows.
+        out: ``[tokens, value_elements]``, contiguous; the output.
+
+    Returns:
+        `out`.
+    """
+    inputs = delta_inputs(projected, recurrent, conv_weight, a_log, dt_bias, tails, slots, table)
+    state = states.index_select(0, slots)
+    mixed = chunked_delta_rule(inputs.query, inputs.key, inputs.value, inputs.decay, inputs.beta, state, table)
+    states.index_copy_(0, slots, state)
+    heads = (recurrent.value_heads, recurrent.value_dim)
+    gates = projected[:, recurrent.conv_channels : recurrent.conv_channels + recurrent.value_elements]
+    gated_rms_norm(mixed, gates.unflatten(1, heads), norm_weight, norm_eps, out=out.unflatten(1, heads))
+    return out

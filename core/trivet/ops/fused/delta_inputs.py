@@ -1,0 +1,215 @@
+# mypy: disallow-untyped-defs=False, disallow-untyped-decorators=False, disallow-incomplete-defs=False
+"""What the chunked delta rule is given, out of a layer's projection, in one kernel; and the tails that it leaves."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from attrs import frozen
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from trivet.geometry import RecurrentGeometry
+from trivet.ops.fused.delta_decode import log_decay, silu
+from trivet.ops.fused.device import device_table
+from trivet.ops.gated_delta import UNIT_LENGTH_EPS
+from trivet.ops.packed import ChunkTable
+
+LOG2_E = 1.4426950408889634
+"""Decays are handed on as logarithms to base 2."""
+
+TAIL_BLOCK = 1024
+"""Channels of a program that writes tails."""
+
+
+@frozen(eq=False)
+class DeltaInputs:
+    """Inputs of the chunked delta rule.
+
+    Attributes:
+        query, key: ``[tokens, key_heads, key_dim]``, of unit length.
+        value: ``[tokens, value_heads, value_dim]``.
+        decay: float32 ``[tokens, value_heads]``, logarithm to base 2 of the decay from the chunk's start to the token.
+        beta: float32 ``[tokens, value_heads]``.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    decay: Tensor
+    beta: Tensor
+
+
+@triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["slots"])
+def _delta_inputs_kernel(
+    projected,
+    conv_weight,
+    a_log,
+    dt_bias,
+    tails,
+    slots,
+    starts,
+    chunks,
+    pairs,
+    value,
+    decay,
+    beta,
+    tokens,
+    projected_stride,
+    tail_stride,
+    tail_channel_stride,
+    tail_tap_stride,
+    KEY_HEADS: tl.constexpr,
+    VALUE_HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    TAPS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+    LENGTH_EPS: tl.constexpr,
+    LOG2: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """Program ``(head, chunk)``: query heads, then key heads, then value heads."""
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
+    head = tl.program_id(0)
+    chunk = tl.program_id(1).to(tl.int64)
+    row, number = tl.load(chunks + 2 * chunk), tl.load(chunks + 2 * chunk + 1)
+    start = tl.load(starts + row)
+    length = tl.load(starts + row + 1) - start
+    is_value = head >= 2 * KEY_HEADS
+    value_head = head - 2 * KEY_HEADS
+    width = tl.where(is_value, VALUE_DIM, KEY_DIM)
+    first_channel = tl.where(is_value, 2 * KEY_HEADS * KEY_DIM + value_head * VALUE_DIM, head * KEY_DIM)
+    d = tl.arange(0, BLOCK)
+    within = (d < width)[None, :]
+    channel = (first_channel + d)[None, :]
+    position = (number * CHUNK + tl.arange(0, CHUNK))[:, None]
+    there = position < length
+    dtype: tl.constexpr = value.dtype.element_ty
+
+    total = tl.zeros([CHUNK, BLOCK], tl.float32)
+    x = projected + start * projected_stride + channel
+    for back in tl.static_range(TAPS):
+        tap = tl.load(conv_weight + channel * TAPS + (TAPS - 1 - back), mask=within, other=0.0).to(tl.float32)
+        inputs = tl.load(x + (position - back) * projected_stride, mask=within & there & (position >= back), other=0.0)
+        total += inputs.to(tl.float32) * tap
+    if number == 0:
+        tail = tails + tl.load(slots + row).to(tl.int64) * tail_stride + channel * tail_channel_stride
+        for back in tl.static_range(1, TAPS):
+            tap = tl.load(conv_weight + channel * TAPS + (TAPS - 1 - back), mask=within, other=0.0).to(tl.float32)
+            entry = TAPS - 1 + position - back
+            carried = tl.load(tail + entry * tail_tap_stride, mask=within & there & (position < back), other=0.0)
+            total += carried.to(tl.float32) * tap
+    mixed = silu(total).to(dtype)
+
+    token = start + position
+    if is_value:
+        tl.store(value + (token * VALUE_HEADS + value_head) * VALUE_DIM + d[None, :], mixed, mask=within & there)
+        place = number * CHUNK + tl.arange(0, CHUNK)
+        inside = place < length
+        gates = projected + (start + place) * projected_stride + 2 * KEY_HEADS * KEY_DIM + 2 * VALUE_HEADS * VALUE_DIM
+        rate = tl.load(gates + value_head, mask=inside, other=0.0).to(tl.float32)
+        a = tl.load(gates + VALUE_HEADS + value_head, mask=inside, other=0.0).to(tl.float32)
+        head_log, head_bias = tl.load(a_log + value_head).to(tl.float32), tl.load(dt_bias + value_head).to(tl.float32)
+        logs = tl.where(inside, log_decay(a, head_log, head_bias), 0.0)
+        at = (start + place) * VALUE_HEADS + value_head
+        tl.store(decay + at, tl.cumsum(logs, 0) * LOG2, mask=inside)
+        learned = (1.0 / (1.0 + tl.exp(-rate))).to(dtype).to(tl.float32)
+        tl.store(beta + at, learned, mask=inside)
+    else:
+        vectors = mixed.to(tl.float32)
+        vectors *= tl.rsqrt(tl.sum(vectors * vectors, 1) + LENGTH_EPS)[:, None]
+        sort = head // KEY_HEADS  # queries, then keys
+        at = ((sort * tokens + token) * KEY_HEADS + head % KEY_HEADS) * KEY_DIM + d[None, :]
+        tl.store(pairs + at, vectors.to(dtype), mask=within & there)
+
+
+@triton.jit(do_not_specialize_on_alignment=["slots"])
+def _new_tails_kernel(
+    projected,
+    tails,
+    slots,
+    starts,
+    channels,
+    projected_stride,
+    tail_stride,
+    tail_channel_stride,
+    tail_tap_stride,
+    TAPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """Program ``(block of channels, row)``."""
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
+    row = tl.program_id(1).to(tl.int64)
+    channel = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))[None, :]
+    start = tl.load(starts + row)
+    length = tl.load(starts + row + 1) - start
+    entry = tl.arange(0, BLOCK_T)[:, None]
+    inside = (channel < channels) & (entry < TAPS - 1)
+    tail = tails + tl.load(slots + row).to(tl.int64) * tail_stride + channel * tail_channel_stride
+    # Counted from the oldest carried entry, a row is its carried tail followed by its tokens.
+    source = length + entry
+    carried = tl.load(tail + source * tail_tap_stride, mask=inside & (source < TAPS - 1), other=0.0)
+    x = projected + (start + source - (TAPS - 1)) * projected_stride + channel
+    inputs = tl.load(x, mask=inside & (source >= TAPS - 1), other=0.0)
+    kept = tl.where(source < TAPS - 1, carried, inputs)
+    # Every thread has read before one writes where another reads.
+    tl.debug_barrier()
+    tl.store(tail + entry * tail_tap_stride, kept, mask=inside)
+
+
+def delta_inputs(
+    projected: Tensor,
+    recurrent: RecurrentGeometry,
+    conv_weight: Tensor,
+    a_log: Tensor,
+    dt_bias: Tensor,
+    tails: Tensor,
+    slots: Tensor,
+    table: ChunkTable,
+    *,
+    dependent: bool | None = None,
+) -> DeltaInputs:
+    """Convolve, split, norm and gate rows of any lengths, then write their new tails.
+
+    Rounds where `trivet.ops.convolution` and `trivet.ops.gated_delta` round, and queries and keys once more, at unit
+    length.
+
+    Args:
+        projected: ``[tokens, elements]``, as `trivet.ops.fused.delta_decode.delta_decode` takes it.
+        recurrent, conv_weight, a_log, dt_bias: likewise.
+        tails: ``[slots, channels, taps - 1]``, any strides. Changed in place.
+        slots: int64 ``[rows]``, different from each other.
+        table: the rows.
+        dependent: start while the kernel before drains; None: as the device's table says.
+    """
+    tokens, device = projected.shape[0], projected.device
+    if dependent is None:
+        dependent = device_table(device).dependent_launch
+    heads, taps = recurrent.value_heads, recurrent.conv_kernel
+    pairs = projected.new_empty((2, tokens, recurrent.key_heads, recurrent.key_dim))
+    value = projected.new_empty((tokens, heads, recurrent.value_dim))
+    decay = torch.empty((tokens, heads), dtype=torch.float32, device=device)
+    beta = torch.empty_like(decay)
+    strides = (projected.stride(0), *tails.stride())
+    block = triton.next_power_of_2(max(recurrent.key_dim, recurrent.value_dim))
+    _delta_inputs_kernel[(2 * recurrent.key_heads + heads, len(table.chunks))](
+        projected, conv_weight, a_log, dt_bias, tails, slots, table.starts, table.chunks, pairs, value, decay, beta,
+        tokens, *strides, recurrent.key_heads, heads, recurrent.key_dim, recurrent.value_dim, taps, table.chunk_tokens,
+        block, UNIT_LENGTH_EPS, LOG2_E, dependent, num_warps=4, launch_pdl=dependent,
+    )  # fmt: skip
+    if taps > 1:
+        channels = recurrent.conv_channels
+        _new_tails_kernel[(-(-channels // TAIL_BLOCK), len(slots))](
+            projected, tails, slots, table.starts, channels, *strides, taps, TAIL_BLOCK, triton.next_power_of_2(taps),
+            dependent, num_warps=4, launch_pdl=dependent,
+        )  # fmt: skip
+    return DeltaInputs(pairs[0], pairs[1], value, decay, beta)

@@ -1,0 +1,79 @@
+# mypy: disallow-untyped-defs=False, disallow-untyped-decorators=False, disallow-incomplete-defs=False
+"""The output norm of Gated DeltaNet layers, with its gate, in one kernel."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from trivet.ops.fused.device import device_table
+
+TOGETHER = 2048
+"""Elements that heads are taken together to, so that a program has work."""
+
+
+@triton.jit(do_not_specialize=["vectors"])
+def _gated_rms_norm_kernel(
+    x,
+    gate,
+    weight,
+    out,
+    vectors,
+    gate_stride,
+    eps,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    VECTORS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    vector = tl.program_id(0).to(tl.int64) * VECTORS + tl.arange(0, VECTORS)
+    column = tl.arange(0, BLOCK)
+    inside = (vector < vectors)[:, None] & (column < WIDTH)[None, :]
+    scale = tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32)[None, :]
+    gate_at = gate + (vector // HEADS * gate_stride + vector % HEADS * WIDTH)[:, None] + column[None, :]
+    at = vector[:, None] * WIDTH + column[None, :]
+    dtype = out.dtype.element_ty
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
+    values = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    opened = tl.load(gate_at, mask=inside, other=0.0).to(tl.float32)
+    opened = opened / (1.0 + tl.exp(-opened))
+    mean_square = tl.sum(values * values, 1) / WIDTH
+    normed = (values * tl.rsqrt(mean_square + eps)[:, None]).to(dtype).to(tl.float32)
+    normed = (normed * scale).to(dtype).to(tl.float32)
+    tl.store(out + at, (opened * normed).to(dtype), mask=inside)
+
+
+def gated_rms_norm(
+    x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None, dependent: bool | None = None
+) -> Tensor:
+    """`trivet.ops.norm.gated_rms_norm`, rounded where that rounds.
+
+    Args:
+        x: ``[tokens, heads, width]``, contiguous.
+        gate: the same shape, each token's heads contiguous.
+        weight: ``[width]``, contiguous.
+        eps: added to the mean square.
+        out: as `x`, where the result goes; it may be `x` itself. None: a new tensor.
+        dependent: as in `trivet.ops.fused.norm.rms_norm`.
+
+    Returns:
+        The result, ``[tokens, heads, width]``.
+    """
+    tokens, heads, width = x.shape
+    if out is None:
+        out = torch.empty_like(x)
+    if tokens == 0:
+        return out
+    if dependent is None:
+        dependent = device_table(x.device).dependent_launch
+    block = triton.next_power_of_2(width)
+    together = max(1, TOGETHER // block)
+    _gated_rms_norm_kernel[(-(-tokens * heads // together),)](
+        x, gate, weight, out, tokens * heads, gate.stride(0), eps, heads, width, together, block, dependent,
+        num_warps=4, launch_pdl=dependent,
+    )  # fmt: skip
+    return out

@@ -1,0 +1,196 @@
+"""``trivet gate`` passes an unharmed runtime, catches every fault it puts in, and fails where something is wrong."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve, frozen
+
+from trivet.cli import main
+from trivet.gate import controls
+from trivet.layers.decoder import Decoder
+from trivet.runtime import load as load_module
+from trivet_qwen35.tiny import TINY_CONFIGS
+
+MODELS = ("tiny-qwen3", "tiny-qwen35")
+QUICK = ("--device", "cpu", "--dtype", "float32", "--batch", "5")
+DENSE_CONTROLS = {"swapped-page", "shifted-position", "stale-row"}
+HYBRID_CONTROLS = DENSE_CONTROLS | {"stale-state", "swapped-slot"}
+
+
+@frozen
+class Outcome:
+    code: int
+    results: dict[str, Any]
+    err: str
+
+    def of(self, name: str) -> dict[str, Any]:
+        """The pass or control of that name."""
+        return next(outcome for outcome in self.results["outcomes"] if outcome["name"] == name)
+
+    def verdicts(self, kind: str) -> dict[str, str]:
+        return {o["name"]: o["verdict"] for o in self.results["outcomes"] if o["kind"] == kind}
+
+
+@pytest.fixture
+def gate(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+    """Run the command in this process, with its JSON."""
+
+    def run(*arguments: object) -> Outcome:
+        code = main(["gate", *map(str, arguments), "--json"])
+        written = capsys.readouterr()
+        return Outcome(code, json.loads(written.out) if written.out else {}, written.err)
+
+    return run
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_an_unharmed_runtime_passes_and_every_fault_is_caught(
+    model: str, gate: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    outcome = gate(model, *QUICK, "--out", tmp_path)
+    assert outcome.code == 0, outcome.err
+    passes = outcome.verdicts("pass")
+    assert set(passes) == {"sequential", "batched-5", "dropped", "warm", "mixed", "untouched"}
+    assert set(passes.values()) == {"passed"}
+    assert set(outcome.verdicts("control")) == (HYBRID_CONTROLS if model == "tiny-qwen35" else DENSE_CONTROLS)
+    assert set(outcome.verdicts("control").values()) == {"caught"}
+    assert "(0 bytes copied)" in outcome.results["reference"]
+    assert outcome.of("warm")["notes"]["hit_tokens"] > 0 and outcome.of("mixed")["notes"]["mixed_steps"] > 1
+    (file,) = tmp_path.glob("gate-*.json")
+    record = json.loads(file.read_text())
+    assert record["command"] == f"trivet gate {model} --device cpu --batch 5 --json --dtype float32"
+    assert record["results"]["outcomes"] == outcome.results["outcomes"]
+    for sequence in outcome.of("sequential")["sequences"]:
+        assert len(sequence["token_ids"]) == len(sequence["regret"]) == len(sequence["shared"]) == 12
+
+
+def test_a_wrong_rotation_fails_the_gate(gate: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(out: torch.Tensor, inverse_frequencies: Any, attention_scaling: float) -> None:
+        right(out, inverse_frequencies * 1.02, attention_scaling)
+
+    from trivet.layers import rotary
+
+    right = rotary.fill_rotary_table
+    monkeypatch.setattr(rotary, "fill_rotary_table", fill)
+    outcome = gate("tiny-qwen3", *QUICK, "--pass", "sequential", "--no-controls")
+    assert outcome.code == 1
+    assert outcome.of("sequential")["verdict"] == "FAILED" and "gate FAILED (sequential: FAILED)" in outcome.err
+
+
+def test_a_runtime_that_does_not_repeat_fails_though_it_is_near_enough(
+    gate: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, right = itertools.count(), Decoder.logits
+    monkeypatch.setattr(Decoder, "logits", lambda self, hidden: right(self, hidden) * (1 + 1e-6 * (next(calls) % 7)))
+    outcome = gate("tiny-qwen3", *QUICK, "--pass", "sequential", "--no-controls")
+    (reason,) = outcome.of("sequential")["reasons"]
+    assert outcome.code == 1 and "differ when they are served again" in reason
+
+
+def test_only_the_files_show_what_the_loader_did(gate: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch) -> None:
+    right = load_module.load_parameters
+
+    def load(*arguments: Any) -> dict[str, torch.Tensor]:
+        tensors = right(*arguments)
+        tensors["layers.1.mlp.gate_up.weight"].mul_(1.1)
+        return tensors
+
+    arguments = ("tiny-qwen3", *QUICK, "--pass", "sequential", "--no-controls", "--no-floor", "--reference")
+    assert gate(*arguments, "files").code == 0
+    monkeypatch.setattr(load_module, "load_parameters", load)
+    assert gate(*arguments, "tensors").code == 0
+    assert gate(*arguments, "files").code == 1
+
+
+def test_a_pass_whose_subject_did_not_occur_fails(
+    gate: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trivet.scheduler.holdings.Holdings._shares", lambda self, request: False)
+    outcome = gate("tiny-qwen3", *QUICK, "--pass", "warm", "--no-controls")
+    assert outcome.code == 1 and "a hit was missed" in outcome.of("warm")["reasons"][0]
+
+
+@pytest.mark.parametrize("strikes", [True, False])
+def test_a_fault_that_changes_nothing_is_not_caught(
+    strikes: bool, gate: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Harmless:
+        def __init__(self, *_: object) -> None: ...
+
+        def strike(self) -> bool:
+            return strikes
+
+        def undo(self) -> None: ...
+
+    control = evolve(controls.CONTROLS["stale-row"], make=Harmless)
+    monkeypatch.setitem(controls.CONTROLS, "stale-row", control)
+    outcome = gate("tiny-qwen3", *QUICK, "--pass", "sequential")
+    assert outcome.code == 1
+    assert outcome.of("stale-row")["verdict"] == "NOT CAUGHT" and outcome.of("swapped-page")["verdict"] == "caught"
+
+
+def test_nothing_of_a_fault_is_left_behind(gate: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch) -> None:
+    last = controls.CONTROLS | {"again": controls.Control(controls.SwappedPage, lambda geometry: True)}
+    seen: list[float] = []
+    right = controls._serve
+
+    def serve(bench: Any, control: Any, size: int = 1) -> Any:
+        evidence = right(bench, control, size)
+        if control is not None:
+            clean = right(bench, None)
+            from trivet.gate.compare import Compared, Figures
+            from trivet.gate.reference import Reference
+
+            reference = Reference.over_tensors(bench.runtime)
+            told = [Compared.of(one, reference.tell(one.prompt, one.token_ids)) for one in clean.served]
+            seen.append(Figures.of(told).largest)
+        return evidence
+
+    monkeypatch.setattr(controls, "CONTROLS", last)
+    monkeypatch.setattr(controls, "_serve", serve)
+    assert gate("tiny-qwen35", *QUICK, "--pass", "sequential", "--no-floor").code == 0
+    assert len(seen) >= len(HYBRID_CONTROLS) and max(seen) < 1e-3
+
+
+def test_a_nested_config_with_random_weights_is_enough(gate: Callable[..., Outcome], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TINY_CONFIGS["multimodal"]))
+    outcome = gate(tmp_path, *QUICK, "--weights", "random")
+    assert outcome.code == 0, outcome.err
+    assert outcome.results["tier"] == "random weights" and outcome.results["sharpened_norms"] == 2
+    assert "a gate on the real checkpoint remains open" in outcome.err
+
+
+def test_long_prompts_are_served_in_chunks_and_side_by_side(gate: Callable[..., Outcome], tmp_path: Path) -> None:
+    config = dict(TINY_CONFIGS["multimodal"]["text_config"], max_position_embeddings=16384)  # type: ignore[call-overload]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    outcome = gate(
+        tmp_path, *QUICK, "--weights", "random", "--long", "--max-step-tokens", 2048, "--no-controls", "--no-floor",
+        "--pass", "long-batched",
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    assert {sequence["prompt_tokens"] for sequence in outcome.of("long-batched")["sequences"]} >= {4097, 8192}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("qwen3-14b",), 1, "geometry"),
+        (("tiny-qwen3", "--weights", "random", "--reference", "files"), 1, "--reference files"),
+        (("tiny-qwen3", "--long"), 1, "needs a context"),
+        (("tiny-qwen3", "--pass", "sideways"), 2, "no pass is called 'sideways'"),
+        (("tiny-qwen3", "--batch", "1"), 2, "at least 2"),
+        (("tiny-qwen3", "--new-tokens", "3"), 2, "8"),
+    ],
+)
+def test_what_cannot_be_run_says_why(
+    arguments: tuple[str, ...], code: int, words: str, gate: Callable[..., Outcome]
+) -> None:
+    outcome = gate(*arguments, "--device", "cpu")
+    assert outcome.code == code and words in outcome.err and len(outcome.err.splitlines()) == 1

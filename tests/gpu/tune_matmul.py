@@ -1,0 +1,432 @@
+"""Measure which kernel multiplies few rows fastest, and write the committed table.
+
+    python -m tests.gpu.tune_matmul TABLE.json RAW.json [--geometry qwen3-14b] [--dependent] [--dtype bfloat16]
+
+`TABLE.json` is ``core/trivet/ops/fused/matmul.json``: the shapes of the geometries that are named are replaced there,
+the others stay. Every candidate is held against float64 before it is timed. A figure is the time of one product in a
+CUDA graph of several, over weights that together exceed the L2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import multiprocessing
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from attrs import asdict, frozen
+from torch import Tensor
+from torch.nn.functional import linear, silu
+
+from trivet.ops.fused.activation import silu_and_mul
+from trivet.ops.fused.matmul import LEAST_BLOCK_M, MOST_ROWS_WITHOUT_TENSOR_CORES, launch_matmul
+from trivet.ops.fused.norm import rms_norm
+from trivet.ops.fused.table import BATCHES, LIBRARY, DeviceTable, MatmulConfig, MatmulShape, tables_from
+
+BYTES_BEYOND_L2 = 200 * 2**20
+LEAST_LAUNCHES = 12
+REPLAYS = 5
+WORTH = 0.985
+"""A kernel replaces the library where it takes at most this share of its time."""
+GIVE_UP = 1.3
+"""A candidate that takes this many times the best time so far in its first replay is not replayed again."""
+HALF_STEP = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+SHARED_MEMORY_BYTES = 227 * 1024
+COMPILERS = min(14, os.cpu_count() or 1)
+
+
+@frozen
+class Product:
+    """One weight of a model's step.
+
+    Attributes:
+        name: of the projection.
+        outputs, inner: of the weight, ``[outputs, inner]``; with `gated`, gate and up rows together.
+        residual: the product is added to the residual stream.
+        gated: the product ends in ``silu(gate) * up``.
+    """
+
+    name: str
+    outputs: int
+    inner: int
+    residual: bool = False
+    gated: bool = False
+
+
+def dense(hidden: int, qkv: int, attended: int, intermediate: int, vocabulary: int) -> list[Product]:
+    """The products of a dense decoder's step."""
+    return [
+        Product("qkv", qkv, hidden),
+        Product("o", hidden, attended, residual=True),
+        Product("gate_up", 2 * intermediate, hidden, gated=True),
+        Product("down", hidden, intermediate, residual=True),
+        Product("lm_head", vocabulary, hidden),
+    ]
+
+
+GEOMETRIES: dict[str, list[Product]] = {
+    "qwen3-14b": dense(5120, 7168, 5120, 17408, 151936),
+    "qwen3-4b": dense(2560, 6144, 4096, 9728, 151936),
+    "qwen3-0.6b": dense(1024, 4096, 2048, 3072, 151936),
+    "qwen3.5-27b": [*dense(5120, 14336, 6144, 17408, 248320), Product("delta_in", 16480, 5120)],
+}
+
+
+def candidates(rows: int) -> Iterator[MatmulConfig]:
+    """What may be fastest for up to `rows` rows on a device of the Hopper generation."""
+    if rows <= MOST_ROWS_WITHOUT_TENSOR_CORES:
+        for block_n, block_k, warps in ((2, 1024, 4), (1, 512, 2), (2, 512, 2), (2, 512, 4), (4, 512, 4), (1, 1024, 4)):
+            yield MatmulConfig("rows", block_n, block_k, warps)
+        if rows == 1:
+            yield MatmulConfig("rows", 2, 2048, 8)
+            yield MatmulConfig("rows", 4, 1024, 4)
+            return
+    block_m = max(LEAST_BLOCK_M, triton.next_power_of_2(rows))
+    for weights_first, block_n, block_k, warps, stages in (
+        (False, 16, 256, 4, 4),
+        (False, 32, 128, 4, 5),
+        (False, 32, 256, 4, 3),
+        (False, 64, 128, 4, 4),
+        (True, 64, 64, 4, 6),
+        (True, 64, 128, 4, 3),
+        (True, 64, 128, 4, 5),
+        (True, 64, 256, 4, 3),
+        (True, 128, 64, 4, 4),
+        (True, 128, 64, 8, 5),
+        (True, 128, 128, 8, 3),
+    ):
+        if not weights_first and block_m == 64:
+            continue  # both orders fill the matrix instruction then
+        if stages * (block_m + block_n) * block_k * 2 > SHARED_MEMORY_BYTES:
+            continue
+        for split in (1, 2, 4, 8):
+            yield MatmulConfig("tiles", block_n, block_k, warps, stages, split, weights_first)
+
+
+def sensible(product: Product, config: MatmulConfig, multiprocessors: int) -> bool:
+    """Whether `config` gives the device enough programs for this product, and none of them too little."""
+    if config.kernel == "rows":
+        return not product.gated or config.block_n > 1
+    programs = -(-product.outputs // config.block_n) * config.split
+    if config.split > 1 and programs > 16 * multiprocessors:
+        return False
+    return programs >= 0.9 * multiprocessors and product.inner // config.split >= 4 * config.block_k
+
+
+def compile_one(
+    config: MatmulConfig, rows: int, dtype: torch.dtype, residual: bool, gated: bool, dependent: bool
+) -> str | None:
+    """Compile in a process of its own, into Triton's cache on disk; returns what went wrong."""
+    try:
+        weight = torch.zeros(256, 2048, dtype=dtype, device="cuda")
+        x = weight.new_zeros(rows, 2048)
+        out = weight.new_zeros(rows, 128 if gated else 256)
+        arrivals = torch.zeros(256, dtype=torch.int32, device="cuda")
+        launch_matmul(config, x, weight, None, out, arrivals, accumulate=residual, gated=gated, dependent=dependent)
+        torch.cuda.synchronize()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def compile_all(
+    products: Sequence[Product], dtype: torch.dtype, multiprocessors: int, dependent: bool
+) -> set[tuple[Any, ...]]:
+    """Compile every candidate side by side; returns those that cannot be compiled or launched."""
+    wanted = {
+        (config, kernel_rows(config, rows), dtype, product.residual, product.gated, dependent)
+        for product in products
+        for rows in BATCHES
+        for config in candidates(rows)
+        if sensible(product, config, multiprocessors)
+    }
+    ordered = sorted(wanted, key=str)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(COMPILERS, context) as pool:
+        failures = pool.map(compile_one, *zip(*ordered, strict=True), chunksize=4)
+        failed = {}
+        for key, failure in zip(ordered, failures, strict=True):
+            if failure is not None:
+                failed[key] = failure
+    for key, failure in failed.items():
+        print("left out:", key, failure[:200], flush=True)
+    return set(failed)
+
+
+def kernel_rows(config: MatmulConfig, rows: int) -> int:
+    """The number of rows that stands for all that share a compiled kernel with `rows`."""
+    power: int = triton.next_power_of_2(rows)
+    return power if config.kernel == "rows" else max(LEAST_BLOCK_M, power)
+
+
+def graph_microseconds(launch: Callable[[int], object], launches: int, best: float = math.inf) -> float:
+    """Time of one of `launches` calls in a CUDA graph: the median of some replays."""
+    launch(0)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for number in range(launches):
+            launch(number)
+    graph.replay()
+    times: list[float] = []
+    for _ in range(REPLAYS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1e3 / launches)
+        if times[0] > GIVE_UP * best:
+            break
+    return statistics.median(times)
+
+
+class Bench:
+    """One product's weights and inputs on the device."""
+
+    def __init__(self, product: Product, dtype: torch.dtype) -> None:
+        self.product, self.dtype = product, dtype
+        generator = torch.Generator("cuda").manual_seed(0)
+        copies = max(1, math.ceil(BYTES_BEYOND_L2 / (product.outputs * product.inner * 2)))
+        self.weights = [
+            torch.empty(product.outputs, product.inner, dtype=dtype, device="cuda").normal_(
+                0, product.inner**-0.5, generator=generator
+            )
+            for _ in range(copies)
+        ]
+        self.launches = copies * math.ceil(LEAST_LAUNCHES / copies) if copies > 1 else 6
+        most = BATCHES[-1]
+        self.width = product.outputs // 2 if product.gated else product.outputs
+        self.x = torch.randn(most, product.inner, generator=generator, device="cuda").to(dtype)
+        self.before = torch.randn(most, self.width, generator=generator, device="cuda").to(dtype)
+        self.arrivals = torch.zeros(-(-product.outputs // 16), dtype=torch.int32, device="cuda")
+        self.expected, self.slack = self._expected()
+
+    def _expected(self) -> tuple[Tensor, Tensor]:
+        # In blocks of weight rows: a float64 copy of an output projection is gigabytes.
+        x, products, slack = self.x.double(), [], []
+        for block in self.weights[0].split(32768):
+            wide = block.double()
+            products.append(x @ wide.T)
+            slack.append(x.abs() @ wide.abs().T)
+        result, bound = torch.cat(products, 1), 1e-5 * torch.cat(slack, 1)
+        half_step = HALF_STEP[self.dtype]
+        if self.product.gated:
+            gate, up = result.chunk(2, 1)
+            result = silu(gate) * up
+            return result, 5 * half_step * result.abs() + bound[:, : self.width] + 1e-3
+        if self.product.residual:
+            result = result + self.before.double()
+        return result, half_step * result.abs() + bound
+
+    def ours(self, config: MatmulConfig, rows: int, dependent: bool) -> Callable[[int], Tensor]:
+        product = self.product
+        x = self.x[:rows]
+        stream = self.before[:rows].clone() if product.residual else None
+
+        def launch(number: int) -> Tensor:
+            out = x.new_empty(rows, self.width) if stream is None else stream
+            weight = self.weights[number % len(self.weights)]
+            return launch_matmul(
+                config,
+                x,
+                weight,
+                None,
+                out,
+                self.arrivals,
+                accumulate=product.residual,
+                gated=product.gated,
+                dependent=dependent,
+            )
+
+        return launch
+
+    def library(self, rows: int) -> Callable[[int], Tensor]:
+        x, stream = self.x[:rows], self.before[:rows].clone()
+
+        def launch(number: int) -> Tensor:
+            weight = self.weights[number % len(self.weights)]
+            if self.product.residual:
+                return stream.addmm_(x, weight.T)
+            return silu_and_mul(linear(x, weight)) if self.product.gated else linear(x, weight)
+
+        return launch
+
+    def wrong(self, config: MatmulConfig, rows: int, dependent: bool) -> str | None:
+        """What is wrong with the candidate's results; three runs must give the same bits."""
+        results = [self.ours(config, rows, dependent)(0) for _ in range(3)]
+        if not all(torch.equal(results[0], other) for other in results):
+            return "not deterministic"
+        if self.arrivals.any():
+            return "arrivals are left over"
+        error = (results[0].double() - self.expected[:rows]).abs()
+        if not bool((error <= self.slack[:rows]).all()):
+            return f"off by {float(error.max())}"
+        return None
+
+
+def tune(
+    product: Product, dtype: torch.dtype, failed: set[tuple[Any, ...]], multiprocessors: int, dependent: bool
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Raw figures of one product, and its entry of the table."""
+    bench, figures, batches = Bench(product, dtype), [], {}
+    weight_bytes = product.outputs * product.inner * 2
+    for rows in BATCHES:
+        library = graph_microseconds(bench.library(rows), bench.launches)
+        best, best_config = library, None
+        timed = []
+        for config in candidates(rows):
+            key = (config, kernel_rows(config, rows), dtype, product.residual, product.gated, dependent)
+            if key in failed or not sensible(product, config, multiprocessors):
+                continue
+            wrong = bench.wrong(config, rows, dependent)
+            if wrong is not None:
+                print("WRONG:", product.name, rows, config, wrong, flush=True)
+                timed.append({"config": asdict(config), "wrong": wrong})
+                continue
+            us = graph_microseconds(bench.ours(config, rows, dependent), bench.launches, best)
+            timed.append({"config": asdict(config), "us": round(us, 2)})
+            if us < best:
+                best, best_config = us, config
+        chosen = best_config if best_config is not None and best <= WORTH * library else None
+        batches[str(rows)] = LIBRARY if chosen is None else asdict(chosen)
+        rate = weight_bytes / best / 1e6
+        print(
+            f"{product.name:8s} rows {rows:2d}: {LIBRARY} {library:7.1f} us, best {best:7.1f} us ({rate:.2f} TB/s)",
+            chosen or LIBRARY,
+            flush=True,
+        )
+        figures.append({"product": asdict(product), "rows": rows, "library_us": round(library, 2), "candidates": timed})
+    entry = {
+        "outputs": product.outputs,
+        "inner": product.inner,
+        "dtype": str(dtype).removeprefix("torch."),
+        "gated": product.gated,
+        "batches": batches,
+    }
+    return figures, entry
+
+
+def layer_microseconds(
+    products: Sequence[Product], table: DeviceTable, rows: int, dtype: torch.dtype, dependent: bool
+) -> float:
+    """Time of one layer's norms and products, one kernel after the other in a graph, over several layers' weights."""
+    qkv, o, gate_up, down = products[:4]
+    layers, hidden = 6, qkv.inner
+    weights = [
+        [torch.randn(p.outputs, p.inner, device="cuda", dtype=dtype) * p.inner**-0.5 for p in (qkv, o, gate_up, down)]
+        for _ in range(layers)
+    ]
+    scale = torch.ones(hidden, dtype=dtype, device="cuda")
+    stream = torch.randn(rows, hidden, device="cuda").to(dtype)
+    attended = torch.randn(rows, o.inner, device="cuda").to(dtype)
+    arrivals = torch.zeros(max(p.outputs for p in products) // 16, dtype=torch.int32, device="cuda")
+
+    def product(p: Product, x: Tensor, weight: Tensor) -> Tensor:
+        shape = MatmulShape(p.outputs, p.inner, str(dtype).removeprefix("torch."), p.gated)
+        by_rows = table.by_rows(shape)
+        config = by_rows[rows] if rows < len(by_rows) else None
+        if config is None:
+            if p.residual:
+                return stream.addmm_(x, weight.T)
+            return silu_and_mul(linear(x, weight)) if p.gated else linear(x, weight)
+        out = stream if p.residual else x.new_empty(rows, p.outputs // 2 if p.gated else p.outputs)
+        return launch_matmul(
+            config, x, weight, None, out, arrivals, accumulate=p.residual, gated=p.gated, dependent=dependent
+        )
+
+    def layer(number: int) -> None:
+        held = weights[number % layers]
+        product(qkv, rms_norm(stream, scale, 1e-6, dependent=dependent), held[0])
+        product(o, attended, held[1])
+        gated = product(gate_up, rms_norm(stream, scale, 1e-6, dependent=dependent), held[2])
+        product(down, gated, held[3])
+
+    return graph_microseconds(layer, 3 * layers)
+
+
+def main() -> None:
+    """Measure, and write the table and the raw figures."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("table", type=Path)
+    parser.add_argument("raw", type=Path)
+    parser.add_argument("--geometry", action="append", choices=sorted(GEOMETRIES))
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16"])
+    parser.add_argument("--dependent", action="store_true", help="time candidates under programmatic dependent launch")
+    parser.add_argument("--evidence", default="sdk_docs/evidence/matmul-h200.json")
+    asked = parser.parse_args()
+    geometries, dtype = asked.geometry or ["qwen3-14b"], getattr(torch, asked.dtype)
+    properties = torch.cuda.get_device_properties(0)
+    names, started = [properties.name.lower()], time.perf_counter()
+    products = list({(p.outputs, p.inner, p.gated): p for g in geometries for p in GEOMETRIES[g]}.values())
+    failed = compile_all(products, dtype, properties.multi_processor_count, asked.dependent)
+    print(f"compiled in {time.perf_counter() - started:.0f} s", flush=True)
+    figures, entries = [], []
+    for product in products:
+        measured, entry = tune(product, dtype, failed, properties.multi_processor_count, asked.dependent)
+        figures += measured
+        entries.append(entry)
+        torch.cuda.empty_cache()
+        print(f"{product.name}: {time.perf_counter() - started:.0f} s", flush=True)
+
+    document = json.loads(asked.table.read_text(encoding="utf-8")) if asked.table.exists() else {}
+    short = names[0].removeprefix("nvidia ")
+    held = document.setdefault(short, {"names": sorted({short, *names}), "dependent_launch": False, "shapes": []})
+    replaced = {(e["outputs"], e["inner"], e["dtype"], e["gated"]) for e in entries}
+    kept = [e for e in held["shapes"] if (e["outputs"], e["inner"], e["dtype"], e["gated"]) not in replaced]
+    held["shapes"] = kept + entries
+    held["evidence"] = asked.evidence
+    asked.table.write_text(table_text(document), encoding="utf-8")
+
+    table = tables_from(asked.table.read_text(encoding="utf-8"))[names[0]]
+    chains = []
+    for geometry in geometries:
+        for rows in (1, 16, 64):
+            us = {
+                name: round(layer_microseconds(GEOMETRIES[geometry], used, rows, dtype, dependent), 1)
+                for name, used, dependent in (
+                    ("library", DeviceTable(), False),
+                    ("table", table, False),
+                    ("table, dependent launch", table, True),
+                )
+            }
+            chains.append({"geometry": geometry, "rows": rows, "us_per_layer": us})
+            print(geometry, "rows", rows, "norms and products of a layer:", us, flush=True)
+    raw = {
+        "device": properties.name,
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+        "dtype": asked.dtype,
+        "dependent": asked.dependent,
+        "layers": chains,
+        "figures": figures,
+    }
+    asked.raw.write_text(json.dumps(raw, separators=(",", ":")), encoding="utf-8")
+    print(f"done in {time.perf_counter() - started:.0f} s", flush=True)
+
+
+def table_text(document: dict[str, Any]) -> str:
+    """The table with a line for each shape and batch."""
+    text = json.dumps(document, indent=1)
+    for entry in (entry for device in document.values() for entry in device["shapes"]):
+        for config in entry["batches"].values():
+            if config != LIBRARY:
+                spread = json.dumps(config, indent=1).replace("\n", "\n" + " " * 5)
+                text = text.replace(spread, json.dumps(config))
+    return text + "\n"
+
+
+if __name__ == "__main__":
+    main()
