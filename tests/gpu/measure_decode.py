@@ -18,7 +18,6 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import attrs
 import numpy as np
 import torch
 from attrs import frozen
@@ -37,10 +36,10 @@ MOST_ROWS, MOST_CONTEXT = 64, 32768
 BYTES_BEYOND_L2 = 200 * 2**20
 REPLAYS = 7
 COMPILERS = 8
-GEOMETRIES = ((40, 8, 128), (32, 8, 128), (16, 8, 128), (24, 4, 256))
+GEOMETRIES = ((40, 8, 128), (32, 8, 128), (24, 4, 256))
 """Query heads, KV heads, head dim; all have as many elements in a token's keys."""
-ROWS = (1, 16, 64)
-CONTEXTS = (512, 768, 4096, 32768)
+ROWS = (1, 2, 4, 8, 16, 64)
+CONTEXTS = (512, 768, 2048, 4096, 32768)
 VERIFIED = (1, 16, 513, 640, 129, 4097)
 TOLERANCE = 1.5e-2
 
@@ -55,19 +54,19 @@ def shapes(head_dim: int) -> list[SplitShape]:
             SplitShape(32, 128, 64, warps=8, stages=2, programs_per_multiprocessor=2),
             SplitShape(64, 128, 64, warps=8, stages=2, programs_per_multiprocessor=2),
             SplitShape(32, 256, 64, warps=8, stages=3, programs_per_multiprocessor=2),
-            SplitShape(32, 128, 32, warps=8, stages=3, programs_per_multiprocessor=2),
+            SplitShape(32, 512, 32, warps=4, stages=3, programs_per_multiprocessor=2),
+            SplitShape(32, 512, 16, warps=8, stages=3, programs_per_multiprocessor=2),
         ]
     else:
         others = [
-            SplitShape(32, 64, 32, warps=4, stages=4, programs_per_multiprocessor=4),
-            SplitShape(32, 256, 32, warps=4, stages=4, programs_per_multiprocessor=4),
-            SplitShape(32, 128, 16, warps=4, stages=4, programs_per_multiprocessor=4),
-            SplitShape(32, 128, 32, warps=4, stages=3, programs_per_multiprocessor=5),
             SplitShape(64, 128, 32, warps=4, stages=3, programs_per_multiprocessor=3),
             SplitShape(64, 256, 32, warps=4, stages=3, programs_per_multiprocessor=3),
-            SplitShape(64, 128, 32, warps=8, stages=3, programs_per_multiprocessor=2),
+            SplitShape(64, 512, 16, warps=4, stages=3, programs_per_multiprocessor=3),
+            SplitShape(64, 1024, 16, warps=4, stages=3, programs_per_multiprocessor=3),
+            SplitShape(64, 512, 16, warps=8, stages=3, programs_per_multiprocessor=3),
+            SplitShape(32, 512, 16, warps=4, stages=4, programs_per_multiprocessor=4),
         ]
-    return [now, *others, attrs.evolve(now, dependent=True)]
+    return [now, *others]
 
 
 def capacity_of(query_heads: int, kv_heads: int, head_dim: int) -> PlanCapacity:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from trivet.attention import StepBatch
 from trivet.attention.batch import check_batch
-from trivet.capacity import DeviceProfile, Limits, PlanCapacity, RuntimeCapacity, TileShape
+from trivet.capacity import DeviceProfile, Limits, RuntimeCapacity, TileShape
 from trivet.config.rope import Rope
 from trivet.geometry import AttentionGeometry, ModelGeometry
 from trivet.runtime.profile import _worst_batch, worst_lengths
@@ -32,7 +32,10 @@ def capacity_of(limits: Limits) -> RuntimeCapacity:
 
 
 @given(
-    requests=st.integers(1, 9), step_tokens=st.integers(1, 200), context=st.integers(1, 64), page_size=st.integers(1, 16)
+    requests=st.integers(1, 9),
+    step_tokens=st.integers(1, 200),
+    context=st.integers(1, 64),
+    page_size=st.integers(1, 16),
 )
 def test_its_decode_rows_have_a_token_each_and_its_rows_fill_the_step(
     requests: int, step_tokens: int, context: int, page_size: int

@@ -201,4 +201,9 @@ def _kernels(caller: Caller, settings: GenerateSettings, report: Report) -> list
             caller.call(batch, settings.prompt_tokens, PROFILED_NEW_TOKENS)
         entries.append({"batch": batch, "kernels": kernels})
         report(f"batch {batch}, kernels of a call of {PROFILED_NEW_TOKENS} tokens\n{kernel_table(kernels)}")
+    for prompt_tokens in settings.long_prompts:
+        with kernel_times() as kernels:
+            seconds, _ = caller.call(1, prompt_tokens, 1)
+        entries.append({"prompt_tokens": prompt_tokens, "seconds": seconds, "kernels": kernels})
+        report(f"prompt of {prompt_tokens} tokens, {seconds * 1e3:.1f} ms\n{kernel_table(kernels)}")
     return entries

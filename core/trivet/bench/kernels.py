@@ -41,4 +41,4 @@ def kernel_table(kernels: Sequence[dict[str, Any]]) -> str:
         )
         for kernel in kernels[:SHOWN]
     ]
-    return table(("kernel", "count", "mean us", "total ms", "share"), rows)
+    return f"{table(('kernel', 'count', 'mean us', 'total ms', 'share'), rows)}\nall kernels: {whole / 1e3:.2f} ms"

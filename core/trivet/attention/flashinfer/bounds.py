@@ -121,13 +121,14 @@ def hopper_chunks_workspace(capacity: PlanCapacity) -> Workspace:
     )
 
 
-def split_kv_workspace(capacity: PlanCapacity, *, by_token: bool) -> Workspace:
+def split_kv_workspace(capacity: PlanCapacity, *, by_token: bool, most_rows: int | None = None) -> Workspace:
     """Of the split-KV kernel: one launch's partial outputs of every split, and a counter for each row and KV head.
 
     Args:
         by_token: every token of the step is served as a row.
+        most_rows: it serves no step of more rows; None: any.
     """
-    rows = launch_rows(capacity, by_token=by_token)
+    rows = launch_rows(capacity, by_token=by_token, most_rows=most_rows)
     scratch = SplitScratch.of(capacity, rows, split_shape(capacity.head_dim))
     return Workspace(float_bytes=scratch.float_bytes, int_bytes=scratch.int_bytes)
 

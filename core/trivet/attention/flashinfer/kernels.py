@@ -42,6 +42,9 @@ NO_WINDOW = -1
 NO_POSITIONS = 0
 """Code of queries and keys that carry their positions already."""
 NO_SOFT_CAP = 0.0
+DEPENDENT_LAUNCH_FROM = (9, 0)
+"""Compute capability from which a kernel can be launched while the one before it in the stream still runs. It waits on
+the device for what that one writes."""
 UNSUPPORTED_GROUP = "Unsupported group_size"
 """What the decode kernel's planner says of a group size that it was not compiled for."""
 
@@ -136,16 +139,28 @@ def load_kernels(capacity: PlanCapacity, choice: KernelChoice, device: torch.dev
     long_chunks: RowKernel | None = None
     if choice.hopper_from is not None:
         long_chunks = HopperPrefill(capacity, hopper_spec(dtype, head_dim).build_and_load())
-    return Kernels(decode, PagedPrefill(capacity, general, decode_rows=False), long_chunks, append)
+    few: RowKernel | None = None
+    if choice.split_kv_rows:
+        few = _split_kv(capacity, device, False, choice.split_kv_rows)
+    chunks = PagedPrefill(capacity, general, decode_rows=False)
+    return Kernels(decode, chunks, long_chunks, append, few, choice.split_kv_rows)
 
 
-def _split_kv(capacity: PlanCapacity, device: torch.device | None, by_token: bool) -> RowKernel:
+def _split_kv(
+    capacity: PlanCapacity, device: torch.device | None, by_token: bool, most_rows: int | None = None
+) -> RowKernel:
     """The split-KV kernel, compiled."""
     from trivet.attention.flashinfer.split_kv import SplitKv
 
-    kernel = SplitKv(capacity, by_token=by_token)
+    kernel = SplitKv(capacity, by_token=by_token, most_rows=most_rows)
     kernel.warm(device or torch.device("cuda"))
     return kernel
+
+
+def launches_dependent(capacity: PlanCapacity) -> bool:
+    """Whether decode rows are attended by programmatic dependent launch: their kernels start while others end."""
+    capability = capacity.device.compute_capability if capacity.device is not None else None
+    return capability is not None and capability >= DEPENDENT_LAUNCH_FROM
 
 
 class CompiledDecode:
@@ -167,6 +182,7 @@ class CompiledDecode:
             nothing,
             nothing,
         )
+        self._dependent = launches_dependent(capacity)
         self._scale = head_dim**-0.5
 
     def plan(self, rows: HostRows, spaces: PlanSpaces) -> RowPlan:
@@ -204,7 +220,7 @@ class CompiledDecode:
             None,  # log-sum-exp
             TOKENS_FIRST,
             NO_WINDOW,
-            False,  # programmatic dependent launch
+            self._dependent,
             None,  # ALiBi slopes
             NO_SOFT_CAP,
             self._scale,
@@ -236,6 +252,7 @@ class PagedPrefill:
             decode_rows,  # and stay so
         )
         self._mask = NOT_CAUSAL if decode_rows else CAUSAL
+        self._dependent = decode_rows and launches_dependent(capacity)
         self._scale = capacity.head_dim**-0.5
 
     def plan(self, rows: HostRows, spaces: PlanSpaces) -> RowPlan:
@@ -262,7 +279,7 @@ class PagedPrefill:
     ) -> None:
         """See `RowKernel.run`."""
         self._run(
-            *_prefill_arguments(plan, rows, spaces, query, keys, values, out, self._mask),
+            *_prefill_arguments(plan, rows, spaces, query, keys, values, out, self._mask, self._dependent),
             None,  # custom mask and where its rows start
             None,
             None,  # ALiBi slopes
@@ -327,7 +344,7 @@ class HopperPrefill:
     ) -> None:
         """See `RowKernel.run`."""
         self._run(
-            *_prefill_arguments(plan, rows, spaces, query, keys, values, out, CAUSAL),
+            *_prefill_arguments(plan, rows, spaces, query, keys, values, out, CAUSAL, False),
             None,  # prefix length, token positions and longest item of multi-item scoring
             None,
             None,
@@ -348,6 +365,7 @@ def _prefill_arguments(
     values: Tensor,
     out: Tensor,
     mask: int,
+    dependent: bool,
 ) -> tuple[Any, ...]:
     """What the run functions of both paged-prefill kernels begin with."""
     return (
@@ -366,7 +384,7 @@ def _prefill_arguments(
         mask,
         TOKENS_FIRST,
         NO_WINDOW,
-        False,  # programmatic dependent launch
+        dependent,
     )
 
 

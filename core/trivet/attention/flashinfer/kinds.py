@@ -48,10 +48,12 @@ class KernelChoice:
         decode: what decode rows run on.
         hopper_from: chunks run on the Hopper prefill kernel (FA3) where they are this long, and on the general one
             (FA2) otherwise; None: always on the general one.
+        split_kv_rows: steps of up to this many decode rows run on the split-KV kernel instead of `decode`.
         pinned: every token, those of chunks too, is served by the split-KV kernel as a row of its own, and no result
             depends on chunking or on the batch.
     """
 
     decode: DecodeKernel
     hopper_from: LongChunks | None = None
+    split_kv_rows: int = 0
     pinned: bool = False

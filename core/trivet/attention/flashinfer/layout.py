@@ -22,6 +22,7 @@ DECODE_WORKSPACE = "decode_workspace"
 CHUNK_WORKSPACE = "chunk_workspace"
 FLOAT_WORKSPACE = "float_workspace"
 DECODE_INDPTR = "decode_indptr"
+SPLIT_COUNTERS = "split_counters"
 
 INDEX_ARRAYS = ("page_indices", "page_indptr", "last_page_len", "chunk_indptr", "batch_indices", "positions")
 
@@ -38,6 +39,13 @@ def decode_workspace(capacity: PlanCapacity, choice: KernelChoice) -> Workspace:
     if choice.decode is DecodeKernel.SPLIT_KV:
         return split_kv_workspace(capacity, by_token=choice.pinned)
     return prefill_decode_workspace(capacity)
+
+
+def few_rows_workspace(capacity: PlanCapacity, choice: KernelChoice) -> Workspace:
+    """The bound of the split-KV kernel where it serves steps of few rows alone; nothing where it does not."""
+    if not choice.split_kv_rows:
+        return Workspace(float_bytes=0, int_bytes=0)
+    return split_kv_workspace(capacity, by_token=False, most_rows=choice.split_kv_rows)
 
 
 def chunk_workspace(capacity: PlanCapacity, choice: KernelChoice) -> Workspace:
@@ -70,6 +78,9 @@ def flashinfer_layout(capacity: PlanCapacity, choice: KernelChoice) -> BufferLay
     after the other and share it. Arrays inside a workspace keep their offsets for as long as the number of decode
     rows stays the same. What the split-KV kernel serves is not planned: of its int workspace it uses counters alone.
 
+    ``split_counters``: those of the split-KV kernel where it serves steps of few rows beside another kernel, whose plan
+    the int workspace holds.
+
     All index arrays but ``decode_indptr``, and the two int workspaces, have a pinned mirror in each of two sets.
     Sizes do not depend on CUDA-graph buckets: a bucket's arrays are the first entries of the same buffers.
 
@@ -92,7 +103,11 @@ def flashinfer_layout(capacity: PlanCapacity, choice: KernelChoice) -> BufferLay
         BufferSpec(DECODE_WORKSPACE, decode.int_bytes, "uint8"),
         BufferSpec(CHUNK_WORKSPACE, chunks.int_bytes, "uint8"),
     ]
-    specs = [*mirrored, BufferSpec(FLOAT_WORKSPACE, max(decode.float_bytes, chunks.float_bytes, 1), "uint8")]
+    few = few_rows_workspace(capacity, choice)
+    float_bytes = max(decode.float_bytes, chunks.float_bytes, few.float_bytes, 1)
+    specs = [*mirrored, BufferSpec(FLOAT_WORKSPACE, float_bytes, "uint8")]
+    if few.int_bytes:
+        specs.append(BufferSpec(SPLIT_COUNTERS, few.int_bytes, "uint8"))
     if choice.decode is DecodeKernel.PAGED_PREFILL:
         specs.append(BufferSpec(DECODE_INDPTR, capacity.indptr, "int32"))
     for staging_set in range(STAGING_SETS):

@@ -20,6 +20,7 @@ from trivet.attention.flashinfer.layout import (
     DECODE_WORKSPACE,
     FLOAT_WORKSPACE,
     INDEX_ARRAYS,
+    SPLIT_COUNTERS,
 )
 from trivet.attention.flashinfer.protocol import DeviceRows, HostRows, Kernels, PlanSpaces, RowKernel, RowPlan
 from trivet.attention.flashinfer.staging import Fence, Staging, StagingSet, StreamFence
@@ -105,8 +106,9 @@ class FlashInferOwner:
         self._staging = Staging(buffers, names, INDEX_ARRAYS, fence or partial(StreamFence, device))
         if DECODE_INDPTR in buffers:
             torch.arange(len(buffers[DECODE_INDPTR]), out=buffers[DECODE_INDPTR])
-        for name in (DECODE_WORKSPACE, CHUNK_WORKSPACE):
-            buffers[name].zero_()  # counters start at zero
+        for name in (DECODE_WORKSPACE, CHUNK_WORKSPACE, SPLIT_COUNTERS):
+            if name in buffers:
+                buffers[name].zero_()  # counters start at zero
         self._counting = np.arange(capacity.indptr, dtype=np.int32)
         self._check_workspaces()
 
@@ -192,7 +194,8 @@ class FlashInferOwner:
             ConfigError: the step in place is not pure decode.
         """
         step = self._planned()
-        if len(step.parts) != 1 or step.parts[0].kernel is not self._kernels.decode:
+        decode_kernels = (self._kernels.decode, self._kernels.few)
+        if len(step.parts) != 1 or step.parts[0].kernel not in decode_kernels:
             raise ConfigError("only pure decode steps are captured: the plan in place has chunks, or no rows")
         self._captures.note(step.tokens, step.parts[0].plan.key)
 
@@ -214,11 +217,11 @@ class FlashInferOwner:
             host = HostRows(
                 torch.from_numpy(self._counting[: decodes + 1]), indptr[: decodes + 1], kv_lengths[:decodes], decodes
             )
-            spaces = self._spaces(DECODE_WORKSPACE, staged)
-            plan = self._kernels.decode.plan(host, spaces)
+            kernel, spaces = self._kernel_of_decodes(decodes, staged)
+            plan = kernel.plan(host, spaces)
             first_tokens = DECODE_INDPTR if DECODE_INDPTR in self.buffers else "chunk_indptr"
             device_rows = self._device_rows(slice(0, decodes), slice(0, decodes), self.buffers[first_tokens])
-            parts.append(_Part(self._kernels.decode, plan, device_rows, spaces, 0, decodes))
+            parts.append(_Part(kernel, plan, device_rows, spaces, 0, decodes))
         if tokens > decodes:
             chunks = rows - decodes
             host = HostRows(
@@ -233,6 +236,12 @@ class FlashInferOwner:
             device_rows = self._device_rows(slice(decodes, rows), slice(decodes, tokens), self.buffers["chunk_indptr"])
             parts.append(_Part(kernel, plan, device_rows, spaces, decodes, tokens))
         return tuple(parts)
+
+    def _kernel_of_decodes(self, decodes: int, staged: StagingSet) -> tuple[RowKernel, PlanSpaces]:
+        spaces = self._spaces(DECODE_WORKSPACE, staged)
+        if self._kernels.few is not None and decodes <= self._kernels.few_rows:
+            return self._kernels.few, PlanSpaces(spaces.floats, self.buffers[SPLIT_COUNTERS], spaces.staged)
+        return self._kernels.decode, spaces
 
     def _kernel_of_chunks(self, rows: HostRows) -> RowKernel:
         long_chunks, least = self._kernels.long_chunks, self._long_from
@@ -281,6 +290,13 @@ class FlashInferOwner:
                 for kernel in kernels:
                     if kernel is not None:
                         self._check_workspace(name, kernel, rows, spaces, advice)
+        few = self._kernels.few
+        if few is not None:
+            spaces = PlanSpaces(self.buffers[FLOAT_WORKSPACE], self.buffers[SPLIT_COUNTERS], spaces.staged)
+            for query_lengths, kv_lengths in worst_decodes(self.capacity):
+                fitting = slice(0, min(len(kv_lengths), self._kernels.few_rows))
+                rows = _host_rows(query_lengths[fitting], kv_lengths[fitting], page_size)
+                self._check_workspace(SPLIT_COUNTERS, few, rows, spaces, advice)
         self._staging.sets[0].sent()
 
     def _check_workspace(self, name: str, kernel: RowKernel, rows: HostRows, spaces: PlanSpaces, advice: str) -> None:

@@ -89,8 +89,12 @@ class FlashInferPath:
         return Verdict(
             True,
             f"FlashInfer's paged-prefill kernel serves any group size, here {need.attention.group_size}, with decode "
-            f"rows as rows of one token{self._supposed(need.device)}",
+            f"rows as rows of one token{self._few_rows(need)}{self._supposed(need.device)}",
         )
+
+    def _few_rows(self, need: PathRequest) -> str:
+        rows = self._choice(need.device, need.attention).split_kv_rows
+        return f"; steps of up to {rows} of them run on the split-KV kernel (committed speed table)" if rows else ""
 
     def tile(self, attention: AttentionGeometry) -> TileShape:
         """The smallest query tile. Splits of the KV are bounded by the multiprocessors, not by the context."""
@@ -147,14 +151,22 @@ class FlashInferPath:
         """The kernels that a plan of `capacity` runs on."""
         if capacity.device is None:
             return KernelChoice(self.decode, pinned=self.pinned)
-        return self._choice(capacity.device, capacity.head_dim)
+        return self._choice(capacity.device, capacity.attention)
 
-    def _choice(self, device: DeviceProfile, head_dim: int) -> KernelChoice:
+    def _choice(self, device: DeviceProfile, attention: AttentionGeometry) -> KernelChoice:
         if self.pinned:
             return KernelChoice(self.decode, pinned=True)
-        speeds = self.speeds.of(device, head_dim)
+        speeds = self.speeds.of(device, attention.head_dim)
+        if speeds is None:
+            return KernelChoice(self.decode)
         hopper = device.compute_capability is not None and device.compute_capability[0] == HOPPER
-        return KernelChoice(self.decode, speeds.hopper_from if speeds is not None and hopper else None)
+        beside = self.decode is not DecodeKernel.SPLIT_KV and not self.forced
+        beside = beside and not (device.present and missing_triton())
+        return KernelChoice(
+            self.decode,
+            speeds.hopper_from if hopper else None,
+            split_kv_rows=speeds.split_kv_rows.get(attention.group_size, 0) if beside else 0,
+        )
 
     def _refusal(self, need: PathRequest) -> str | None:
         """What is known without the library."""
@@ -186,7 +198,7 @@ class FlashInferPath:
             return missing
         from trivet.attention.flashinfer.probe import missing_kernels
 
-        choice = self._choice(need.device, need.attention.head_dim)
+        choice = self._choice(need.device, need.attention)
         return missing_kernels(need.dtype, need.attention.head_dim, choice)
 
     def _missing_package(self) -> str | None:

@@ -22,6 +22,7 @@ class HeadDimSpeeds:
             plan for a device that is not here; on one that is here the library is asked.
         decode_over_prefill: time of the decode kernel over that of the paged-prefill kernel, by group size.
         hopper_from: from where on chunks are faster on the Hopper prefill kernel; None: never, or not measured.
+        split_kv_rows: up to how many decode rows the split-KV kernel is the faster one at most contexts, by group size.
         split_kv_over_prefill: time of the split-KV kernel over that of the paged-prefill kernel, by group size.
     """
 
@@ -29,6 +30,7 @@ class HeadDimSpeeds:
     decode_over_prefill: Mapping[int, float] = field(hash=False)
     hopper_from: LongChunks | None
     split_kv_over_prefill: Mapping[int, float] = field(factory=dict, hash=False)
+    split_kv_rows: Mapping[int, int] = field(factory=dict, hash=False)
 
 
 @frozen
@@ -62,6 +64,7 @@ def _head_dim(values: Mapping[str, Any]) -> HeadDimSpeeds:
         decode_over_prefill=_by_group(values["decode_over_prefill"]),
         hopper_from=None if values["hopper_from"] is None else LongChunks(**values["hopper_from"]),
         split_kv_over_prefill=_by_group(values["split_kv_over_prefill"]),
+        split_kv_rows={int(group): int(rows) for group, rows in values["split_kv_rows"].items()},
     )
 
 

@@ -228,16 +228,24 @@ class SplitKv:
         capacity: whose rows it serves.
         by_token: serve each token as a row of its own, which attends to its row's keys up to its position: then it
             serves chunks too, in blocks, and a token's bits depend neither on chunking nor on the batch.
+        most_rows: it serves no step of more rows; None: any.
         shape: how rows are cut; None: as `split_shape` says. Another shape gives other bits.
     """
 
-    def __init__(self, capacity: PlanCapacity, *, by_token: bool, shape: SplitShape | None = None) -> None:
+    def __init__(
+        self,
+        capacity: PlanCapacity,
+        *,
+        by_token: bool,
+        most_rows: int | None = None,
+        shape: SplitShape | None = None,
+    ) -> None:
         assert capacity.device is not None
         attention = capacity.attention
         self._capacity = capacity
         self._shape = shape = shape or split_shape(capacity.head_dim)
         self._by_token = by_token
-        self._block = launch_rows(capacity, by_token=by_token)
+        self._block = launch_rows(capacity, by_token=by_token, most_rows=most_rows)
         self._programs = capacity.device.multiprocessors * shape.programs_per_multiprocessor
         held = shape.splits_within(capacity.positions)
         self._most_programs_of_a_row = capacity.kv_heads * held

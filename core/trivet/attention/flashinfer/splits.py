@@ -69,16 +69,17 @@ def split_shape(head_dim: int) -> SplitShape:
     return SplitShape(32, 128, 64, warps=8, stages=3, programs_per_multiprocessor=2)
 
 
-def launch_rows(capacity: PlanCapacity, *, by_token: bool) -> int:
+def launch_rows(capacity: PlanCapacity, *, by_token: bool, most_rows: int | None = None) -> int:
     """Rows that one launch serves at most.
 
     Args:
         by_token: every token of the step is served as a row, those of chunks too.
+        most_rows: it serves no step of more rows; None: any.
     """
     rows = min(capacity.requests, capacity.tokens)
     if by_token:
         rows = min(capacity.tokens, max(rows, TOKENS_OF_A_BLOCK))
-    return min(rows, MOST_LAUNCH_ROWS)
+    return min(rows, MOST_LAUNCH_ROWS if most_rows is None else most_rows)
 
 
 @frozen

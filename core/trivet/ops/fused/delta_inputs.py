@@ -44,7 +44,7 @@ class DeltaInputs:
 @triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["slots"])
 def _delta_inputs_kernel(
     projected,
-    conv_weight,
+    taps,
     a_log,
     dt_bias,
     tails,
@@ -82,6 +82,7 @@ def _delta_inputs_kernel(
     length = tl.load(starts + row + 1) - start
     is_value = head >= 2 * KEY_HEADS
     value_head = head - 2 * KEY_HEADS
+    channels: tl.constexpr = 2 * KEY_HEADS * KEY_DIM + VALUE_HEADS * VALUE_DIM
     width = tl.where(is_value, VALUE_DIM, KEY_DIM)
     first_channel = tl.where(is_value, 2 * KEY_HEADS * KEY_DIM + value_head * VALUE_DIM, head * KEY_DIM)
     d = tl.arange(0, BLOCK)
@@ -94,13 +95,13 @@ def _delta_inputs_kernel(
     total = tl.zeros([CHUNK, BLOCK], tl.float32)
     x = projected + start * projected_stride + channel
     for back in tl.static_range(TAPS):
-        tap = tl.load(conv_weight + channel * TAPS + (TAPS - 1 - back), mask=within, other=0.0).to(tl.float32)
+        tap = tl.load(taps + (TAPS - 1 - back) * channels + channel, mask=within, other=0.0).to(tl.float32)
         inputs = tl.load(x + (position - back) * projected_stride, mask=within & there & (position >= back), other=0.0)
         total += inputs.to(tl.float32) * tap
     if number == 0:
         tail = tails + tl.load(slots + row).to(tl.int64) * tail_stride + channel * tail_channel_stride
         for back in tl.static_range(1, TAPS):
-            tap = tl.load(conv_weight + channel * TAPS + (TAPS - 1 - back), mask=within, other=0.0).to(tl.float32)
+            tap = tl.load(taps + (TAPS - 1 - back) * channels + channel, mask=within, other=0.0).to(tl.float32)
             entry = TAPS - 1 + position - back
             carried = tl.load(tail + entry * tail_tap_stride, mask=within & there & (position < back), other=0.0)
             total += carried.to(tl.float32) * tap
@@ -116,16 +117,16 @@ def _delta_inputs_kernel(
         a = tl.load(gates + VALUE_HEADS + value_head, mask=inside, other=0.0).to(tl.float32)
         head_log, head_bias = tl.load(a_log + value_head).to(tl.float32), tl.load(dt_bias + value_head).to(tl.float32)
         logs = tl.where(inside, log_decay(a, head_log, head_bias), 0.0)
-        at = (start + place) * VALUE_HEADS + value_head
-        tl.store(decay + at, tl.cumsum(logs, 0) * LOG2, mask=inside)
+        gate_at = (start + place) * VALUE_HEADS + value_head
+        tl.store(decay + gate_at, tl.cumsum(logs, 0) * LOG2, mask=inside)
         learned = (1.0 / (1.0 + tl.exp(-rate))).to(dtype).to(tl.float32)
-        tl.store(beta + at, learned, mask=inside)
+        tl.store(beta + gate_at, learned, mask=inside)
     else:
         vectors = mixed.to(tl.float32)
         vectors *= tl.rsqrt(tl.sum(vectors * vectors, 1) + LENGTH_EPS)[:, None]
         sort = head // KEY_HEADS  # queries, then keys
-        at = ((sort * tokens + token) * KEY_HEADS + head % KEY_HEADS) * KEY_DIM + d[None, :]
-        tl.store(pairs + at, vectors.to(dtype), mask=within & there)
+        pair_at = ((sort * tokens + token) * KEY_HEADS + head % KEY_HEADS) * KEY_DIM + d[None, :]
+        tl.store(pairs + pair_at, vectors.to(dtype), mask=within & there)
 
 
 @triton.jit(do_not_specialize_on_alignment=["slots"])
@@ -202,9 +203,9 @@ def delta_inputs(
     strides = (projected.stride(0), *tails.stride())
     block = triton.next_power_of_2(max(recurrent.key_dim, recurrent.value_dim))
     _delta_inputs_kernel[(2 * recurrent.key_heads + heads, len(table.chunks))](
-        projected, conv_weight, a_log, dt_bias, tails, slots, table.starts, table.chunks, pairs, value, decay, beta,
+        projected, conv_weight.t().contiguous(), a_log, dt_bias, tails, slots, table.starts, table.chunks, pairs, value, decay, beta,
         tokens, *strides, recurrent.key_heads, heads, recurrent.key_dim, recurrent.value_dim, taps, table.chunk_tokens,
-        block, UNIT_LENGTH_EPS, LOG2_E, dependent, num_warps=4, launch_pdl=dependent,
+        block, UNIT_LENGTH_EPS, LOG2_E, dependent, num_warps=8, launch_pdl=dependent,
     )  # fmt: skip
     if taps > 1:
         channels = recurrent.conv_channels

@@ -1,0 +1,224 @@
+"""The fused Gated DeltaNet kernels are right: against float64, by slot, across calls, and in captured decode steps.
+
+The first tests also run interpreted, on a machine without a device: ``TRITON_INTERPRET=1``, ``--noconftest``.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from tests.support.delta import DEVICE, PUBLISHED, DeltaLayer, apart, build_kernels
+
+from trivet.geometry import RecurrentGeometry
+from trivet.ops import PackedRows, gated_rms_norm
+
+ON_DEVICE = DEVICE == "cuda"
+SMALL = RecurrentGeometry(key_heads=2, value_heads=4, key_dim=32, value_dim=64, conv_kernel=3)
+ODD = RecurrentGeometry(key_heads=1, value_heads=3, key_dim=20, value_dim=24, conv_kernel=2)
+EVEN = RecurrentGeometry(key_heads=2, value_heads=2, key_dim=64, value_dim=32, conv_kernel=4)
+DECODED = [PUBLISHED, SMALL, ODD, EVEN] if ON_DEVICE else [SMALL, ODD, EVEN]
+CHUNKED = [PUBLISHED, SMALL] if ON_DEVICE else [SMALL]
+BATCHES = (1, 3, 16, 64) if ON_DEVICE else (1, 3)
+LENGTHS = [[1], [63], [64], [65], [128], [1, 65, 2, 64, 130, 63, 1], *([[8192], [8192, 5, 1]] if ON_DEVICE else [])]
+SERVED_DTYPE = torch.bfloat16 if ON_DEVICE else torch.float16
+"""The interpreter cuts bfloat16 off instead of rounding it, and multiplies matrices of it wrongly."""
+FURTHEST = {torch.bfloat16: 2e-2, torch.float16: 4e-3}
+"""Of outputs and states, as `apart` measures it: what rounding of inputs at unit length and of products explains."""
+
+BUILT = [(PUBLISHED, torch.bfloat16), (SMALL, torch.bfloat16), (SMALL, torch.float16)]
+SERVED = [(4, 1), (6, 2), (6, 3)]
+"""Query heads per KV head, and value heads per key head, of the tiny models."""
+
+
+def tiny(expansion: int) -> RecurrentGeometry:
+    return RecurrentGeometry(key_heads=2, value_heads=2 * expansion, key_dim=64, value_dim=64, conv_kernel=4)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built() -> Iterator[None]:
+    """Compile the kernels of all geometries side by side, where that takes time."""
+    if ON_DEVICE:
+        work = [*BUILT, *((tiny(expansion), torch.bfloat16) for _, expansion in SERVED)]
+        with ProcessPoolExecutor(len(work), mp_context=multiprocessing.get_context("spawn")) as compilers:
+            list(compilers.map(build_kernels, *zip(*work, strict=True)))
+    yield
+
+
+@pytest.fixture
+def interpretable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loops of kernels that are interpreted take scalars for their bounds."""
+    if not ON_DEVICE:
+        from tests.support.interpreter import serve_as_loop_bounds
+
+        serve_as_loop_bounds(monkeypatch)
+
+
+pytestmark = pytest.mark.usefixtures("interpretable")
+
+
+@pytest.mark.parametrize("dtype", list(FURTHEST), ids=str)
+@pytest.mark.parametrize("rows", BATCHES)
+@pytest.mark.parametrize("recurrent", DECODED, ids=lambda g: f"{g.key_heads}-{g.value_heads}x{g.key_dim}-{g.value_dim}")
+def test_decode_steps_advance_the_rows_slots_and_no_other(
+    recurrent: RecurrentGeometry, rows: int, dtype: torch.dtype
+) -> None:
+    layer = DeltaLayer.drawn(recurrent, rows, dtype, seed=rows)
+    before, slots, steps = layer.copied(), layer.some_slots(rows), 5
+    inputs = [layer.projected(rows) for _ in range(steps)]
+    out = torch.stack([layer.decode(projected, slots) for projected in inputs], 1)
+    expected, states, tails = before.expected(torch.stack(inputs, 1).flatten(0, 1), slots, [steps] * rows)
+    assert apart(out.flatten(0, 1), expected) <= FURTHEST[dtype]
+    assert apart(layer.states[slots], states) <= FURTHEST[dtype]
+    assert torch.equal(layer.tails[slots].double(), tails)
+    others = [slot for slot in range(layer.padding_slot + 1) if slot not in slots.tolist()]
+    assert torch.equal(layer.states[others], before.states[others])
+    assert torch.equal(layer.tails[others], before.tails[others])
+    assert not layer.arrivals.any()
+
+
+def test_a_decode_row_gives_the_same_bits_whatever_is_beside_it() -> None:
+    layer = DeltaLayer.drawn(CHUNKED[0], BATCHES[-1], SERVED_DTYPE, seed=5)
+    alone, slots, projected = layer.copied(), layer.some_slots(BATCHES[-1]), layer.projected(BATCHES[-1])
+    again = layer.copied()
+    out = layer.decode(projected, slots)
+    assert torch.equal(out, again.decode(projected, slots)) and torch.equal(layer.states, again.states)
+    for row in (0, BATCHES[-1] - 1):
+        assert torch.equal(alone.decode(projected[row : row + 1], slots[row : row + 1])[0], out[row])
+        assert torch.equal(alone.states[slots[row]], layer.states[slots[row]])
+        assert torch.equal(alone.tails[slots[row]], layer.tails[slots[row]])
+
+
+def test_padding_rows_change_nothing_and_give_zeros() -> None:
+    rows = BATCHES[1]
+    layer = DeltaLayer.drawn(CHUNKED[0], rows, SERVED_DTYPE, seed=6)
+    layer.states[layer.padding_slot] = torch.nan
+    alone, slots, projected = layer.copied(), layer.some_slots(rows), layer.projected(rows + 5)
+    projected[rows:] = torch.nan
+    padded = torch.cat((slots, torch.full((5,), layer.padding_slot, device=DEVICE)))
+    out = layer.decode(projected, padded)
+    assert torch.equal(out[:rows], alone.decode(projected[:rows], slots))
+    assert not out[rows:].any()
+    assert torch.equal(layer.states[:-1], alone.states[:-1]) and torch.equal(layer.tails, alone.tails)
+    assert not layer.arrivals.any()
+
+
+@pytest.mark.parametrize("dtype", list(FURTHEST), ids=str)
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("recurrent", CHUNKED, ids=lambda g: f"{g.key_heads}-{g.value_heads}x{g.key_dim}-{g.value_dim}")
+def test_chunks_carry_states_and_tails_of_their_slots_across_calls(
+    recurrent: RecurrentGeometry, lengths: list[int], dtype: torch.dtype
+) -> None:
+    if dtype is torch.bfloat16 and not ON_DEVICE:
+        pytest.skip("the interpreter multiplies matrices of bfloat16 wrongly")
+    if recurrent is PUBLISHED and dtype is torch.float16:
+        pytest.skip("small heads show float16")
+    layer = DeltaLayer.drawn(recurrent, len(lengths), dtype, seed=sum(lengths))
+    before, slots, calls = layer.copied(), layer.some_slots(len(lengths)), 2
+    parts = [[layer.projected(length) for length in lengths] for _ in range(calls)]
+    rows = PackedRows(lengths, DEVICE)
+    outs = [layer.chunks(torch.cat(part), slots, rows.table(0)).split(lengths) for part in parts]
+    whole = torch.cat([part[row] for row in range(len(lengths)) for part in parts])
+    expected, states, tails = before.expected(whole, slots, [calls * length for length in lengths])
+    found = torch.cat([out[row] for row in range(len(lengths)) for out in outs])
+    assert apart(found, expected) <= FURTHEST[dtype]
+    for row, slot in enumerate(slots.tolist()):
+        assert apart(layer.states[slot], states[row]) <= FURTHEST[dtype]
+    assert torch.equal(layer.tails[slots].double(), tails)
+    others = [slot for slot in range(layer.padding_slot + 1) if slot not in slots.tolist()]
+    assert torch.equal(layer.states[others], before.states[others])
+
+
+def test_chunks_give_the_same_bits_again_and_whatever_the_order_of_rows() -> None:
+    lengths = [65, 3, 130]
+    layer = DeltaLayer.drawn(CHUNKED[0], len(lengths), SERVED_DTYPE, seed=7)
+    again, turned, slots = layer.copied(), layer.copied(), layer.some_slots(len(lengths))
+    parts = [layer.projected(length) for length in lengths]
+    out = layer.chunks(torch.cat(parts), slots, PackedRows(lengths, DEVICE).table(0)).split(lengths)
+    # One row of a step with a decode row before it: the table counts from the first row that is asked for.
+    table = PackedRows([1, *lengths], DEVICE).table(1)
+    assert torch.equal(again.chunks(torch.cat(parts), slots, table), torch.cat(out))
+    rows = PackedRows(lengths[::-1], DEVICE)
+    other = turned.chunks(torch.cat(parts[::-1]), slots.flip(0), rows.table(0)).split(lengths[::-1])
+    assert all(torch.equal(a, b) for a, b in zip(out, other[::-1], strict=True))
+    assert torch.equal(layer.states, again.states) and torch.equal(layer.states, turned.states)
+
+
+def test_a_token_gives_the_same_by_either_kernel_up_to_rounding() -> None:
+    layer = DeltaLayer.drawn(CHUNKED[0], 4, SERVED_DTYPE, seed=8)
+    other, slots, projected = layer.copied(), layer.some_slots(4), layer.projected(4)
+    out = layer.decode(projected, slots)
+    chunked = other.chunks(projected, slots, PackedRows([1] * 4, DEVICE).table(0))
+    assert apart(chunked, out.double()) <= FURTHEST[SERVED_DTYPE]
+    assert torch.equal(layer.tails, other.tails)
+
+
+@pytest.mark.parametrize("width", [128, 20])
+def test_the_gated_norm_rounds_where_the_torch_operations_round(width: int) -> None:
+    from trivet.ops.fused.gated_norm import gated_rms_norm as fused
+
+    generator = torch.Generator().manual_seed(width)
+    x = torch.randn(33, 6, width, generator=generator).to(SERVED_DTYPE)
+    gate = torch.randn(33, 6 * width + 8, generator=generator).to(SERVED_DTYPE)[:, : 6 * width].unflatten(1, (6, width))
+    weight = (1 + torch.randn(width, generator=generator)).to(SERVED_DTYPE)
+    expected = gated_rms_norm(x, gate, weight, 1e-6)
+    found = fused(x.to(DEVICE), gate.to(DEVICE), weight.to(DEVICE), 1e-6).cpu()
+    assert (found == expected).float().mean() > 0.98
+    assert torch.allclose(
+        found.float(), expected.float(), rtol=2**-6 if SERVED_DTYPE is torch.bfloat16 else 2**-9, atol=0.0
+    )
+
+
+@pytest.mark.skipif(not ON_DEVICE, reason="runtimes on a CUDA device")
+@pytest.mark.parametrize(("group", "expansion"), SERVED)
+def test_captured_decode_steps_give_the_tokens_of_eager_ones(group: int, expansion: int, tmp_path: Path) -> None:
+    """Rows that fill a bucket take the same kernels either way, so that their tokens are the same."""
+    from tests.support.checkpoints import make_qwen35
+
+    import trivet
+
+    recurrent = tiny(expansion)
+    make_qwen35(
+        tmp_path,
+        seed=group,
+        hidden_size=128,
+        intermediate_size=192,
+        num_hidden_layers=3,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        num_attention_heads=group,
+        num_key_value_heads=1,
+        head_dim=256,
+        linear_num_key_heads=recurrent.key_heads,
+        linear_num_value_heads=recurrent.value_heads,
+        linear_key_head_dim=recurrent.key_dim,
+        linear_value_head_dim=recurrent.value_dim,
+    )
+    limits = trivet.Limits(max_requests=6, max_step_tokens=96, max_context=512, page_size=16)
+    sampling = trivet.Sampling(max_new_tokens=24, temperature=0.0, ignore_eos=True)
+    generator = torch.Generator().manual_seed(3)
+    prompts = [torch.randint(0, 97, (n,), generator=generator).tolist() for n in (1, 17, 70, 3, 9, 160)]
+    tokens, graph_steps = {}, {}
+    for captured in (True, False):
+        with trivet.Runtime.load(
+            tmp_path,
+            device="cuda",
+            dtype="bfloat16",
+            limits=limits,
+            kv_pages=256,
+            attention="flashinfer",
+            cuda_graphs=captured,
+            autostart=False,
+        ) as runtime:
+            tokens[captured] = [
+                [list(out.token_ids) for out in runtime.generate(some, sampling)]
+                for some in (prompts[:1], prompts[2:3], prompts[:4], prompts[:6], prompts[5:6])
+            ]
+            graph_steps[captured] = runtime._engine.graph_steps
+            assert runtime.stats()["slots_free"] == limits.max_requests
+            assert runtime._engine.state is not None and not runtime._engine.state.arrivals.any()
+    assert graph_steps[True] > 60 and graph_steps[False] == 0
+    assert tokens[True] == tokens[False]
