@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from trivet.attention.flashinfer.splits import SplitScratch, launch_rows, split_shape
+from trivet.attention.flashinfer.splits import SplitScratch, SplitShape, launch_rows, split_shape
 from trivet.capacity import PlanCapacity
 from trivet.checked import ceil_div
 from trivet.errors import ConfigError
@@ -121,15 +121,18 @@ def hopper_chunks_workspace(capacity: PlanCapacity) -> Workspace:
     )
 
 
-def split_kv_workspace(capacity: PlanCapacity, *, by_token: bool, most_rows: int | None = None) -> Workspace:
+def split_kv_workspace(
+    capacity: PlanCapacity, *, by_token: bool, most_rows: int | None = None, shape: SplitShape | None = None
+) -> Workspace:
     """Of the split-KV kernel: one launch's partial outputs of every split, and a counter for each row and KV head.
 
     Args:
         by_token: every token of the step is served as a row.
         most_rows: it serves no step of more rows; None: any.
+        shape: how rows are cut; None: as `split_shape` says.
     """
     rows = launch_rows(capacity, by_token=by_token, most_rows=most_rows)
-    scratch = SplitScratch.of(capacity, rows, split_shape(capacity.head_dim))
+    scratch = SplitScratch.of(capacity, rows, shape or split_shape(capacity.head_dim))
     return Workspace(float_bytes=scratch.float_bytes, int_bytes=scratch.int_bytes)
 
 

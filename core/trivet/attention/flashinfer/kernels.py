@@ -19,7 +19,7 @@ from flashinfer.jit.cpp_ext import get_cuda_path
 from flashinfer.jit.page import gen_page_module
 
 from trivet.attention.flashinfer.bounds import Workspace
-from trivet.attention.flashinfer.kinds import DecodeKernel, KernelChoice
+from trivet.attention.flashinfer.kinds import DecodeKernel, FewRows, KernelChoice
 from trivet.attention.flashinfer.protocol import (
     AppendKernel,
     DeviceRows,
@@ -139,20 +139,21 @@ def load_kernels(capacity: PlanCapacity, choice: KernelChoice, device: torch.dev
     long_chunks: RowKernel | None = None
     if choice.hopper_from is not None:
         long_chunks = HopperPrefill(capacity, hopper_spec(dtype, head_dim).build_and_load())
-    few: RowKernel | None = None
-    if choice.split_kv_rows:
-        few = _split_kv(capacity, device, False, choice.split_kv_rows)
+    few = tuple((some.rows, _split_kv(capacity, device, False, some)) for some in choice.few_rows)
     chunks = PagedPrefill(capacity, general, decode_rows=False)
-    return Kernels(decode, chunks, long_chunks, append, few, choice.split_kv_rows)
+    return Kernels(decode, chunks, long_chunks, append, few)
 
 
 def _split_kv(
-    capacity: PlanCapacity, device: torch.device | None, by_token: bool, most_rows: int | None = None
+    capacity: PlanCapacity, device: torch.device | None, by_token: bool, few: FewRows | None = None
 ) -> RowKernel:
     """The split-KV kernel, compiled."""
     from trivet.attention.flashinfer.split_kv import SplitKv
 
-    kernel = SplitKv(capacity, by_token=by_token, most_rows=most_rows)
+    if few is None:
+        kernel = SplitKv(capacity, by_token=by_token)
+    else:
+        kernel = SplitKv(capacity, by_token=by_token, most_rows=few.rows, shape=few.shape)
     kernel.warm(device or torch.device("cuda"))
     return kernel
 

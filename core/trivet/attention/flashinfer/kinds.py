@@ -6,6 +6,8 @@ from enum import Enum
 
 from attrs import frozen
 
+from trivet.attention.flashinfer.splits import SplitShape
+
 SERVED_HEAD_DIMS = (64, 128, 256)
 """Head dims that are tested. Others fault (96) or are silently wrong (72) in the paged-prefill kernel."""
 
@@ -41,6 +43,19 @@ class LongChunks:
 
 
 @frozen
+class FewRows:
+    """Steps of few decode rows, on the split-KV kernel.
+
+    Attributes:
+        rows: up to how many.
+        shape: how it cuts them.
+    """
+
+    rows: int
+    shape: SplitShape
+
+
+@frozen
 class KernelChoice:
     """The kernels of one plan.
 
@@ -48,12 +63,13 @@ class KernelChoice:
         decode: what decode rows run on.
         hopper_from: chunks run on the Hopper prefill kernel (FA3) where they are this long, and on the general one
             (FA2) otherwise; None: always on the general one.
-        split_kv_rows: steps of up to this many decode rows run on the split-KV kernel instead of `decode`.
+        few_rows: steps of few decode rows run on the split-KV kernel instead of `decode`, the first entry that holds
+            them; ascending.
         pinned: every token, those of chunks too, is served by the split-KV kernel as a row of its own, and no result
             depends on chunking or on the batch.
     """
 
     decode: DecodeKernel
     hopper_from: LongChunks | None = None
-    split_kv_rows: int = 0
+    few_rows: tuple[FewRows, ...] = ()
     pinned: bool = False

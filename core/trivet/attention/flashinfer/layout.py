@@ -43,9 +43,13 @@ def decode_workspace(capacity: PlanCapacity, choice: KernelChoice) -> Workspace:
 
 def few_rows_workspace(capacity: PlanCapacity, choice: KernelChoice) -> Workspace:
     """The bound of the split-KV kernel where it serves steps of few rows alone; nothing where it does not."""
-    if not choice.split_kv_rows:
-        return Workspace(float_bytes=0, int_bytes=0)
-    return split_kv_workspace(capacity, by_token=False, most_rows=choice.split_kv_rows)
+    spaces = [
+        split_kv_workspace(capacity, by_token=False, most_rows=few.rows, shape=few.shape) for few in choice.few_rows
+    ]
+    return Workspace(
+        float_bytes=max((space.float_bytes for space in spaces), default=0),
+        int_bytes=max((space.int_bytes for space in spaces), default=0),
+    )
 
 
 def chunk_workspace(capacity: PlanCapacity, choice: KernelChoice) -> Workspace:

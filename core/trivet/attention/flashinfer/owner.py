@@ -194,7 +194,7 @@ class FlashInferOwner:
             ConfigError: the step in place is not pure decode.
         """
         step = self._planned()
-        decode_kernels = (self._kernels.decode, self._kernels.few)
+        decode_kernels = (self._kernels.decode, *(kernel for _, kernel in self._kernels.few))
         if len(step.parts) != 1 or step.parts[0].kernel not in decode_kernels:
             raise ConfigError("only pure decode steps are captured: the plan in place has chunks, or no rows")
         self._captures.note(step.tokens, step.parts[0].plan.key)
@@ -239,8 +239,9 @@ class FlashInferOwner:
 
     def _kernel_of_decodes(self, decodes: int, staged: StagingSet) -> tuple[RowKernel, PlanSpaces]:
         spaces = self._spaces(DECODE_WORKSPACE, staged)
-        if self._kernels.few is not None and decodes <= self._kernels.few_rows:
-            return self._kernels.few, PlanSpaces(spaces.floats, self.buffers[SPLIT_COUNTERS], spaces.staged)
+        for most, kernel in self._kernels.few:
+            if decodes <= most:
+                return kernel, PlanSpaces(spaces.floats, self.buffers[SPLIT_COUNTERS], spaces.staged)
         return self._kernels.decode, spaces
 
     def _kernel_of_chunks(self, rows: HostRows) -> RowKernel:
@@ -290,13 +291,12 @@ class FlashInferOwner:
                 for kernel in kernels:
                     if kernel is not None:
                         self._check_workspace(name, kernel, rows, spaces, advice)
-        few = self._kernels.few
-        if few is not None:
+        for most, kernel in self._kernels.few:
             spaces = PlanSpaces(self.buffers[FLOAT_WORKSPACE], self.buffers[SPLIT_COUNTERS], spaces.staged)
             for query_lengths, kv_lengths in worst_decodes(self.capacity):
-                fitting = slice(0, min(len(kv_lengths), self._kernels.few_rows))
+                fitting = slice(0, min(len(kv_lengths), most))
                 rows = _host_rows(query_lengths[fitting], kv_lengths[fitting], page_size)
-                self._check_workspace(SPLIT_COUNTERS, few, rows, spaces, advice)
+                self._check_workspace(SPLIT_COUNTERS, kernel, rows, spaces, advice)
         self._staging.sets[0].sent()
 
     def _check_workspace(self, name: str, kernel: RowKernel, rows: HostRows, spaces: PlanSpaces, advice: str) -> None:

@@ -93,8 +93,10 @@ class FlashInferPath:
         )
 
     def _few_rows(self, need: PathRequest) -> str:
-        rows = self._choice(need.device, need.attention).split_kv_rows
-        return f"; steps of up to {rows} of them run on the split-KV kernel (committed speed table)" if rows else ""
+        few = self._choice(need.device, need.attention).few_rows
+        if not few:
+            return ""
+        return f"; steps of up to {few[-1].rows} of them run on the split-KV kernel (committed speed table)"
 
     def tile(self, attention: AttentionGeometry) -> TileShape:
         """The smallest query tile. Splits of the KV are bounded by the multiprocessors, not by the context."""
@@ -165,7 +167,7 @@ class FlashInferPath:
         return KernelChoice(
             self.decode,
             speeds.hopper_from if hopper else None,
-            split_kv_rows=speeds.split_kv_rows.get(attention.group_size, 0) if beside else 0,
+            few_rows=speeds.few_rows.get(attention.group_size, ()) if beside else (),
         )
 
     def _refusal(self, need: PathRequest) -> str | None:

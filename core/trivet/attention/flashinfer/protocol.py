@@ -132,12 +132,11 @@ class Kernels:
         chunks: serves chunks of any length.
         long_chunks: serves chunks that are long on average; None where `chunks` serves all.
         append: writes keys and values.
-        few: serves steps of up to `few_rows` decode rows instead of `decode`; None: `decode` serves all.
+        few: what serves steps of few decode rows instead of `decode`, each up to a number of rows; ascending.
     """
 
     decode: RowKernel
     chunks: RowKernel
     long_chunks: RowKernel | None
     append: AppendKernel
-    few: RowKernel | None = None
-    few_rows: int = 0
+    few: tuple[tuple[int, RowKernel], ...] = ()

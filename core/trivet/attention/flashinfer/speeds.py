@@ -9,7 +9,8 @@ from typing import Any
 
 from attrs import field, frozen
 
-from trivet.attention.flashinfer.kinds import LongChunks
+from trivet.attention.flashinfer.kinds import FewRows, LongChunks
+from trivet.attention.flashinfer.splits import SplitShape
 from trivet.capacity import DeviceProfile
 
 
@@ -22,7 +23,8 @@ class HeadDimSpeeds:
             plan for a device that is not here; on one that is here the library is asked.
         decode_over_prefill: time of the decode kernel over that of the paged-prefill kernel, by group size.
         hopper_from: from where on chunks are faster on the Hopper prefill kernel; None: never, or not measured.
-        split_kv_rows: up to how many decode rows the split-KV kernel is the faster one at most contexts, by group size.
+        few_rows: up to how many decode rows the split-KV kernel is the faster one at most contexts, and how it cuts
+            them, by group size.
         split_kv_over_prefill: time of the split-KV kernel over that of the paged-prefill kernel, by group size.
     """
 
@@ -30,7 +32,7 @@ class HeadDimSpeeds:
     decode_over_prefill: Mapping[int, float] = field(hash=False)
     hopper_from: LongChunks | None
     split_kv_over_prefill: Mapping[int, float] = field(factory=dict, hash=False)
-    split_kv_rows: Mapping[int, int] = field(factory=dict, hash=False)
+    few_rows: Mapping[int, tuple[FewRows, ...]] = field(factory=dict, hash=False)
 
 
 @frozen
@@ -64,7 +66,11 @@ def _head_dim(values: Mapping[str, Any]) -> HeadDimSpeeds:
         decode_over_prefill=_by_group(values["decode_over_prefill"]),
         hopper_from=None if values["hopper_from"] is None else LongChunks(**values["hopper_from"]),
         split_kv_over_prefill=_by_group(values["split_kv_over_prefill"]),
-        split_kv_rows={int(group): int(rows) for group, rows in values["split_kv_rows"].items()},
+        few_rows={
+            group: tuple(FewRows(few["rows"], SplitShape(**few["shape"])) for few in entry["up_to"])
+            for entry in values["few_rows"]
+            for group in entry["groups"]
+        },
     )
 
 

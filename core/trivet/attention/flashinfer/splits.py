@@ -65,8 +65,8 @@ def split_shape(head_dim: int) -> SplitShape:
     if head_dim <= 64:
         return SplitShape(64, 128, 32, warps=4, stages=4, programs_per_multiprocessor=4)
     if head_dim <= 128:
-        return SplitShape(32, 128, 32, warps=4, stages=4, programs_per_multiprocessor=4)
-    return SplitShape(32, 128, 64, warps=8, stages=3, programs_per_multiprocessor=2)
+        return SplitShape(64, 256, 32, warps=4, stages=3, programs_per_multiprocessor=3)
+    return SplitShape(32, 128, 64, warps=4, stages=3, programs_per_multiprocessor=2)
 
 
 def launch_rows(capacity: PlanCapacity, *, by_token: bool, most_rows: int | None = None) -> int:

@@ -203,9 +203,10 @@ def delta_inputs(
     strides = (projected.stride(0), *tails.stride())
     block = triton.next_power_of_2(max(recurrent.key_dim, recurrent.value_dim))
     _delta_inputs_kernel[(2 * recurrent.key_heads + heads, len(table.chunks))](
-        projected, conv_weight.t().contiguous(), a_log, dt_bias, tails, slots, table.starts, table.chunks, pairs, value, decay, beta,
-        tokens, *strides, recurrent.key_heads, heads, recurrent.key_dim, recurrent.value_dim, taps, table.chunk_tokens,
-        block, UNIT_LENGTH_EPS, LOG2_E, dependent, num_warps=8, launch_pdl=dependent,
+        projected, conv_weight.t().contiguous(), a_log, dt_bias, tails, slots, table.starts, table.chunks,
+        pairs, value, decay, beta, tokens, *strides, recurrent.key_heads, heads, recurrent.key_dim,
+        recurrent.value_dim, taps, table.chunk_tokens, block, UNIT_LENGTH_EPS, LOG2_E, dependent,
+        num_warps=8, launch_pdl=dependent,
     )  # fmt: skip
     if taps > 1:
         channels = recurrent.conv_channels
