@@ -1,16 +1,62 @@
 """A planned bound on the temporaries of the worst step, from the capacity alone.
 
-The start-up profile runs that step and fails if it measures more. The terms follow the shared layers: what one
-layer keeps alive at once on top of the residual stream, plus the attention paths' scratch, plus logits and sampling.
+The start-up profile runs that step and fails if it measures more. The terms follow the shared layers: the residual
+stream and the attention paths' scratch, and on top of it either what one layer keeps alive at once, or the logits with
+what sampling takes, whichever is more. On a CUDA device the allocator rounds up what it takes from the driver.
 """
 
 from __future__ import annotations
+
+from importlib.util import find_spec
+
+from attrs import frozen
 
 from trivet import checked
 from trivet.capacity import RuntimeCapacity
 from trivet.dtypes import item_bytes
 from trivet.geometry import AttentionGeometry, LayerGeometry
 from trivet.reservation.recurrent import FLOAT32_BYTES, recurrent_bytes
+
+ROUNDING_SHARE = 8
+"""An eighth of the temporaries, on a CUDA device: segments of the allocator that they do not fill."""
+
+FUSED_DTYPES = ("bfloat16", "float16")
+
+
+@frozen
+class TokenCopies:
+    """How many copies of a token's values the shared layers keep alive at once.
+
+    Attributes:
+        stream, stream_float32: of the residual stream, in the served dtype and in float32.
+        mlp: of the MLP's intermediate values.
+        heads, heads_float32: of query, key and value heads.
+    """
+
+    stream: int
+    stream_float32: int
+    mlp: int
+    heads: int
+    heads_float32: int
+
+
+OF_OPERATIONS = TokenCopies(stream=4, stream_float32=3, mlp=5, heads=6, heads_float32=3)
+"""One operation at a time: norms, rotations and activations each leave a result, and some a float32 form."""
+
+OF_FUSED_KERNELS = TokenCopies(stream=2, stream_float32=0, mlp=3, heads=5, heads_float32=0)
+"""The stream and its norm; gate and up, and their product; the projection, rotated queries, output gate and output."""
+
+
+def token_copies(capacity: RuntimeCapacity) -> TokenCopies:
+    """What the layers keep alive: fused kernels serve half precision on a CUDA device that has Triton.
+
+    On a device that is not here Triton is supposed to be there.
+    """
+    device = capacity.device
+    fused = device.kind == "cuda" and capacity.dtype in FUSED_DTYPES
+    if fused and device.present:
+        fused = find_spec("triton") is not None
+    return OF_FUSED_KERNELS if fused else OF_OPERATIONS
 
 
 def activation_bytes(capacity: RuntimeCapacity, attention_scratch_bytes: int, sampler_scratch_bytes: int) -> int:
@@ -21,28 +67,40 @@ def activation_bytes(capacity: RuntimeCapacity, attention_scratch_bytes: int, sa
             the next.
         sampler_scratch_bytes: what sampling or scoring holds beside the logits.
     """
-    width = item_bytes(capacity.dtype)
+    held, widest = _layers_bytes(capacity)
+    logits = _logits_bytes(capacity) + sampler_scratch_bytes
+    terms = (held, max(widest, logits), attention_scratch_bytes)
+    total = checked.sum_bytes("activations", terms)
+    return total + total // ROUNDING_SHARE if capacity.device.kind == "cuda" else total
+
+
+def forward_bytes(capacity: RuntimeCapacity, attention_scratch_bytes: int) -> int:
+    """The same without logits and sampling: bound on the temporaries of the layers."""
+    return checked.sum_bytes("activations", (*_layers_bytes(capacity), attention_scratch_bytes))
+
+
+def _layers_bytes(capacity: RuntimeCapacity) -> tuple[int, int]:
+    """What is held from layer to layer, and what the layer that takes most takes on top of it."""
+    width, copies = item_bytes(capacity.dtype), token_copies(capacity)
     geometry, tokens = capacity.geometry, capacity.step_tokens
-    stream = tokens * geometry.hidden_size * (4 * width + 3 * FLOAT32_BYTES)
+    stream = tokens * geometry.hidden_size * (copies.stream * width + copies.stream_float32 * FLOAT32_BYTES)
     rotations = sum(2 * tokens * plan.attention.rope.rotary_dim * width for plan in capacity.plans)
-    mlp = tokens * geometry.intermediate_size * (5 * width)
-    widest = max(mlp, *(_layer_bytes(layer, capacity, width) for layer in set(geometry.layers)))
-    logits = _logits_bytes(capacity, width)
-    terms = (stream, rotations, widest, attention_scratch_bytes, logits, sampler_scratch_bytes)
-    return checked.sum_bytes("activations", terms)
+    mlp = tokens * geometry.intermediate_size * copies.mlp * width
+    layers = (_layer_bytes(layer, capacity, width, copies) for layer in set(geometry.layers))
+    return stream + rotations, max(mlp, *layers)
 
 
-def _layer_bytes(layer: LayerGeometry, capacity: RuntimeCapacity, width: int) -> int:
+def _layer_bytes(layer: LayerGeometry, capacity: RuntimeCapacity, width: int, copies: TokenCopies) -> int:
     tokens = capacity.step_tokens
     if isinstance(layer, AttentionGeometry):
         # projections (with an output gate), normalised and rotated queries and keys, and their float32 forms
-        queries = layer.query_elements * (6 * width + 3 * FLOAT32_BYTES)
-        keys_and_values = layer.kv_elements * (6 * width + 3 * FLOAT32_BYTES)
-        return tokens * (queries + keys_and_values)
+        each = copies.heads * width + copies.heads_float32 * FLOAT32_BYTES
+        return tokens * (layer.query_elements + layer.kv_elements) * each
     longest_row_tokens = min(tokens, capacity.limits.max_context)
     return recurrent_bytes(layer, tokens, capacity.step_rows, longest_row_tokens, width)
 
 
-def _logits_bytes(capacity: RuntimeCapacity, width: int) -> int:
+def _logits_bytes(capacity: RuntimeCapacity) -> int:
     # logits in the served dtype, their float32 form, and one penalised copy
-    return capacity.logit_rows * capacity.geometry.vocab_size * (width + 2 * FLOAT32_BYTES)
+    each = item_bytes(capacity.dtype) + 2 * FLOAT32_BYTES
+    return capacity.logit_rows * capacity.geometry.vocab_size * each

@@ -7,18 +7,18 @@ from attrs import evolve
 from trivet import checked
 from trivet.capacity import RuntimeCapacity
 from trivet.dtypes import item_bytes
-from trivet.reservation.activations import activation_bytes
+from trivet.reservation.activations import forward_bytes
 from trivet.reservation.ledger import LedgerLine
 
 MIB = 2**20
 
 GRAPHS_LINE = "CUDA graphs"
 
-CONTEXT_BYTES = 640 * MIB
-"""Bound on the driver's context with the kernels of torch, cuBLAS, FlashInfer and Triton loaded, and on cuBLAS's
-workspace; nothing of it is in torch's statistics but the workspace."""
+CONTEXT_BYTES = 768 * MIB
+"""Bound on the driver's context with the kernels of torch, cuBLAS, FlashInfer and Triton loaded (751 MiB were measured
+on an H200). Nothing of it is in torch's statistics."""
 
-GRAPH_POOL_SLACK_BYTES = 96 * MIB
+GRAPH_POOL_SLACK_BYTES = 64 * MIB
 """Bound on what a graph pool takes beside the tensors in it: cuBLAS's workspace of the capturing stream (32 MiB on
 compute capability 9.0), and segments that torch's allocator rounds up to (2 and 20 MiB)."""
 
@@ -27,14 +27,15 @@ GRAPH_LAYER_BYTES = MIB // 4
 against what the driver says."""
 
 
-def graph_pool_bytes(capacity: RuntimeCapacity, attention_scratch_bytes: int, sampler_scratch_bytes: int) -> int:
+def graph_pool_bytes(capacity: RuntimeCapacity) -> int:
     """Bound on the memory pool of all graphs, in bytes: temporaries of the largest step, and every step's logits."""
     if not capacity.graph_buckets:
         return 0
     largest = capacity.graph_buckets[-1]
     step = evolve(capacity, step_tokens=largest, step_rows=largest, logit_rows=largest)
     logits = sum(capacity.graph_buckets) * capacity.geometry.vocab_size * item_bytes(capacity.dtype)
-    temporaries = activation_bytes(step, attention_scratch_bytes, sampler_scratch_bytes)
+    attended = sum(largest * plan.attention.query_elements * item_bytes(capacity.dtype) for plan in capacity.plans)
+    temporaries = forward_bytes(step, attended)
     return checked.sum_bytes("CUDA graph pool", (temporaries, logits, GRAPH_POOL_SLACK_BYTES))
 
 
@@ -44,15 +45,13 @@ def graph_driver_bytes(capacity: RuntimeCapacity) -> int:
     return checked.int64("CUDA graphs", len(capacity.graph_buckets) * layers * GRAPH_LAYER_BYTES)
 
 
-def cuda_lines(
-    capacity: RuntimeCapacity, attention_scratch_bytes: int, sampler_scratch_bytes: int
-) -> tuple[LedgerLine, ...]:
+def cuda_lines(capacity: RuntimeCapacity) -> tuple[LedgerLine, ...]:
     """The lines of a CUDA device; none for another."""
     if capacity.device.kind != "cuda":
         return ()
     lines = [LedgerLine("CUDA context", CONTEXT_BYTES, "bound on the driver's context and libraries", owned=False)]
     if capacity.graph_buckets:
-        pool = graph_pool_bytes(capacity, attention_scratch_bytes, sampler_scratch_bytes)
+        pool = graph_pool_bytes(capacity)
         buckets = ", ".join(map(str, capacity.graph_buckets))
         source = f"bound for decode steps of {buckets} rows"
         lines.append(
