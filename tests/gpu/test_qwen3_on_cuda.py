@@ -125,13 +125,16 @@ def test_the_ledgers_owned_lines_equal_what_torch_holds(
     attention: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     directory = make(tmp_path, 5, 128)
-    with load(directory, attention) as warm:  # libraries allocate workspaces of their own at their first call
+    settings: dict[str, object] = {"cuda_graphs": False}  # what graphs hold is a bound, not a layout
+    with load(
+        directory, attention, **settings
+    ) as warm:  # libraries allocate workspaces of their own at their first call
         warm.generate([[1, 2, 3]], trivet.Sampling(max_new_tokens=2))
     del warm
     gc.collect()
     torch.cuda.synchronize()
     before = torch.cuda.memory_stats()["requested_bytes.all.current"]
-    with load(directory, attention) as runtime:
+    with load(directory, attention, **settings) as runtime:
         gc.collect()
         torch.cuda.synchronize()
         held = torch.cuda.memory_stats()["requested_bytes.all.current"] - before
@@ -146,7 +149,7 @@ def test_the_ledgers_owned_lines_equal_what_torch_holds(
         record_property("owned_device_bytes", on_device)
         record_property("owned_pinned_bytes", pinned)
         assert 0 <= held - on_device <= 64 * 1024, (held, on_device)
-        assert (pinned > 0) == (attention == "flashinfer")
+        assert pinned > 0
         planned = trivet.plan_memory(
             directory,
             device=runtime._engine.blueprint.capacity.device,
@@ -154,6 +157,7 @@ def test_the_ledgers_owned_lines_equal_what_torch_holds(
             limits=LIMITS,
             kv_pages=256,
             attention=attention,
+            cuda_graphs=False,
         )
         assert planned == runtime.memory
 

@@ -287,7 +287,7 @@ def audit(world: World) -> None:
     requests = world.requests
     done = [request for request in requests if request.done]
     assert counters["requests_waiting"] == sum(request.status is Status.WAITING for request in requests)
-    assert counters["requests_running"] == len(running)
+    assert counters["requests_running"] == sum(request.status is Status.RUNNING for request in running)
     assert counters["requests_submitted"] == len(requests)
     assert counters["requests_finished"] == len(done)
     assert counters["requests_failed"] == sum(request.finish_reason == "error" for request in requests)

@@ -41,7 +41,7 @@ __all__ = [
 
 _HOME = {
     "Asked": "kit",
-    "Broken": "check",
+    "Broken": "failure",
     "CHECKS": "manifest",
     "Check": "check",
     "FamilyConformance": "suite",

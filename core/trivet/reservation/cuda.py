@@ -13,6 +13,7 @@ from trivet.reservation.ledger import LedgerLine
 MIB = 2**20
 
 GRAPHS_LINE = "CUDA graphs"
+GRAPHS_DRIVER_LINE = "CUDA graphs, driver"
 
 CONTEXT_BYTES = 768 * MIB
 """Bound on the driver's context with the kernels of torch, cuBLAS, FlashInfer and Triton loaded (751 MiB were measured
@@ -22,39 +23,43 @@ GRAPH_POOL_SLACK_BYTES = 64 * MIB
 """Bound on what a graph pool takes beside the tensors in it: cuBLAS's workspace of the capturing stream (32 MiB on
 compute capability 9.0), and segments that torch's allocator rounds up to (2 and 20 MiB)."""
 
-GRAPH_LAYER_BYTES = MIB // 4
-"""Bound on what the driver takes for one layer of one captured step, outside torch's view; `DecodeGraphs` holds it
-against what the driver says."""
+GRAPH_DRIVER_BYTES, GRAPH_LAYER_BYTES = 72 * MIB, MIB // 16
+"""Bound on what the driver takes for the first capture, and for one layer of one captured step, outside torch's view
+(70 MiB, and 80 MiB with 9 steps of 40 layers, were measured on an H200)."""
 
 
-def graph_pool_bytes(capacity: RuntimeCapacity) -> int:
-    """Bound on the memory pool of all graphs, in bytes: temporaries of the largest step, and every step's logits."""
+def graph_pool_bytes(capacity: RuntimeCapacity, sampler_scratch_bytes: int) -> int:
+    """Bound on the memory pool of all graphs, in bytes: every step's logits, and temporaries of the largest step.
+
+    Those are of its layers or of its sampling, whichever take more.
+    """
     if not capacity.graph_buckets:
         return 0
     largest = capacity.graph_buckets[-1]
     step = evolve(capacity, step_tokens=largest, step_rows=largest, logit_rows=largest)
     logits = sum(capacity.graph_buckets) * capacity.geometry.vocab_size * item_bytes(capacity.dtype)
     attended = sum(largest * plan.attention.query_elements * item_bytes(capacity.dtype) for plan in capacity.plans)
-    temporaries = forward_bytes(step, attended)
+    temporaries = max(forward_bytes(step, attended), sampler_scratch_bytes)
     return checked.sum_bytes("CUDA graph pool", (temporaries, logits, GRAPH_POOL_SLACK_BYTES))
 
 
 def graph_driver_bytes(capacity: RuntimeCapacity) -> int:
     """Bound on what the driver takes for all graphs, in bytes."""
     layers = len(capacity.geometry.layers)
-    return checked.int64("CUDA graphs", len(capacity.graph_buckets) * layers * GRAPH_LAYER_BYTES)
+    steps = len(capacity.graph_buckets)
+    return checked.int64("CUDA graphs", GRAPH_DRIVER_BYTES + steps * layers * GRAPH_LAYER_BYTES)
 
 
-def cuda_lines(capacity: RuntimeCapacity) -> tuple[LedgerLine, ...]:
+def cuda_lines(capacity: RuntimeCapacity, sampler_scratch_bytes: int) -> tuple[LedgerLine, ...]:
     """The lines of a CUDA device; none for another."""
     if capacity.device.kind != "cuda":
         return ()
     lines = [LedgerLine("CUDA context", CONTEXT_BYTES, "bound on the driver's context and libraries", owned=False)]
     if capacity.graph_buckets:
-        pool = graph_pool_bytes(capacity)
         buckets = ", ".join(map(str, capacity.graph_buckets))
-        source = f"bound for decode steps of {buckets} rows"
-        lines.append(
-            LedgerLine(GRAPHS_LINE, pool + graph_driver_bytes(capacity), source, owned=False, lower="cuda_graphs=False")
-        )
+        for name, size, whose in (
+            (GRAPHS_LINE, graph_pool_bytes(capacity, sampler_scratch_bytes), f"decode steps of {buckets} rows"),
+            (GRAPHS_DRIVER_LINE, graph_driver_bytes(capacity), "the driver's part of them"),
+        ):
+            lines.append(LedgerLine(name, size, f"bound for {whose}", owned=False, lower="cuda_graphs=False"))
     return tuple(lines)

@@ -142,7 +142,7 @@ def draw_blueprint(directory: Path, options: SizingOptions, device: DeviceProfil
         LedgerLine.of_layout(layouts["inputs"], "max_step_tokens"),
         LedgerLine.of_layout(layouts["sampler"], "max_requests"),
         LedgerLine.of_layout(layouts["penalties"], "max_requests"),
-        *cuda_lines(capacity),
+        *cuda_lines(capacity, sampling_bytes),
     ]
     if geometry.hybrid:
         lines.append(LedgerLine.of_layout(layouts["state"], "max_requests"))

@@ -24,10 +24,10 @@ from trivet.layers.rotary import RotaryTable
 from trivet.layout import Buffers
 from trivet.ops.packed import PackedRows
 from trivet.ops.transfer import to_device
-from trivet.reservation import GRAPHS_LINE, size_text
+from trivet.reservation import GRAPHS_DRIVER_LINE, GRAPHS_LINE, size_text
 from trivet.runtime.blueprint import Blueprint
 from trivet.runtime.fault import device_is_lost, release_locals
-from trivet.runtime.graphs import Bucket, DecodeGraphs
+from trivet.runtime.graphs import CAPTURED_ALTERNATIVES, Bucket, CapturedSamples, DecodeGraphs
 from trivet.runtime.inputs import StepInputs
 from trivet.runtime.launched import Launched, Results
 from trivet.runtime.output import RequestOutput
@@ -41,6 +41,9 @@ from trivet.scheduler.request import Request, Status
 from trivet.scheduler.scheduler import Scheduler
 
 logger = logging.getLogger("trivet.engine")
+
+GREEDY, DRAWN, FULL = "greedy", "drawn", "full"
+"""Kinds of captured sampling: nothing is drawn; nothing is ordered or penalised; everything may be asked for."""
 
 
 class Engine:
@@ -300,7 +303,7 @@ class Engine:
             every_row = len(plan.sampling_rows) == len(plan.requests)
             groups = self.sampling.groups(plan.slots if every_row else plan.slots[list(plan.sampling_rows)])
             bucket = self.graphs.bucket_of(plan) if self.graphs is not None else None
-            sampled: SampleResult | None
+            sampled: SampleResult | CapturedSamples | None
             scores: dict[int, list[torch.Tensor]] = {}
             if bucket is not None:
                 sampled = self._replay(bucket, plan, groups)
@@ -320,15 +323,15 @@ class Engine:
                 self.state.restore(snapshot, slot)
             self.state.clear(plan.clears)
 
-    def _replay(self, bucket: Bucket, plan: StepPlan, groups: SampleGroups) -> SampleResult:
+    def _replay(self, bucket: Bucket, plan: StepPlan, groups: SampleGroups) -> SampleResult | CapturedSamples:
         """A pure decode step on a captured graph."""
         assert self.graphs is not None
         self.graphs.replay(bucket, plan)
         self.plan_updates += len(self.owners)
         self.graph_steps += 1
-        if groups is PLAIN:
-            bucket.sample.replay()
-            return bucket.sampled
+        if all(count <= CAPTURED_ALTERNATIVES for _, count in groups.scored):
+            kind = GREEDY if not groups.special else DRAWN if groups.only_drawn else FULL
+            return bucket.draw(kind, groups)
         rows = len(plan.requests)
         slots, positions = self.inputs["slots"][:rows], self.inputs["sampled_positions"][:rows]
         return self._sample(bucket.logits[:rows], slots, positions, groups)
@@ -400,24 +403,29 @@ class Engine:
             rows = PackedRows((1,) * len(token_ids), token_ids.device)
             return self.model.logits(self.forward(token_ids, slots, rows, len(token_ids)))
 
-        def greedy(logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> SampleResult:
-            return self._sample(logits, slots, positions, PLAIN)
-
         self.graphs = DecodeGraphs(
             self.owners,
             self.inputs,
             padding_page=self.blueprint.ledger.kv_pages,
             padding_slot=capacity.limits.max_requests,
             forward=forward,
-            sample=greedy,
+            sample=self._sample,
+            kinds={GREEDY: lambda rows: PLAIN, DRAWN: self.sampling.drawn_groups, FULL: self.sampling.any_groups},
         )
         self.graphs.capture(capacity.graph_buckets, progress)
-        taken, line = self.graphs.taken, self.blueprint.ledger.line(GRAPHS_LINE)
-        if taken.pool_bytes + taken.driver_bytes > line.bytes:
+        taken, ledger = self.graphs.taken, self.blueprint.ledger
+        if taken.pool_bytes > ledger.line(GRAPHS_LINE).bytes:
             raise MemoryBudgetError(
-                f"captured decode steps take {size_text(taken.pool_bytes)} of torch's memory and "
-                f"{size_text(taken.driver_bytes)} of the driver's, more than the {size_text(line.bytes)} that the "
-                "ledger has for them: use cuda_graphs=False, and report these numbers"
+                f"captured decode steps take {size_text(taken.pool_bytes)}, more than the "
+                f"{size_text(ledger.line(GRAPHS_LINE).bytes)} that the ledger has for them: use cuda_graphs=False, and "
+                "report these numbers"
+            )
+        if taken.driver_bytes > ledger.line(GRAPHS_DRIVER_LINE).bytes:  # or another process has taken memory meanwhile
+            logger.warning(
+                "while decode steps were captured the device lost %s outside torch, and the ledger has %s for the "
+                "driver's part: what other processes hold is not in it",
+                size_text(taken.driver_bytes),
+                size_text(ledger.line(GRAPHS_DRIVER_LINE).bytes),
             )
 
     def _score(self, plan: StepPlan, hidden: torch.Tensor) -> dict[int, list[torch.Tensor]]:

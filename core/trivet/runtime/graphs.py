@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -14,7 +15,9 @@ from trivet.attention import PlanOwner, StepBatch
 from trivet.errors import ConfigError
 from trivet.geometry import AttentionGeometry
 from trivet.runtime.inputs import StepInputs
-from trivet.sampling.sampler import SampleResult
+from trivet.sampling.batch import SampleGroups
+from trivet.sampling.logprobs import TokenLogprob, token_logprobs, unpacked
+from trivet.sampling.sampler import HostSamples, SampleResult
 from trivet.scheduler.plan import StepPlan
 
 WARM_UP_RUNS = 2
@@ -23,8 +26,14 @@ WARM_UP_RUNS = 2
 Forward = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """From token ids ``[rows]`` and slots ``[rows]`` of decode rows to their logits ``[rows, vocabulary]``."""
 
-Sample = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], SampleResult]
-"""From logits, slots and positions to the greedy tokens of the rows."""
+Sample = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, SampleGroups], SampleResult]
+"""From logits, slots, positions and groups to the new tokens of the rows."""
+
+GroupsOf = Callable[[int], SampleGroups]
+"""The groups by which a number of rows is sampled, always with the same work."""
+
+CAPTURED_ALTERNATIVES = 20
+"""Alternatives that captured log-probabilities report; a request that wants more has its step's taken one by one."""
 
 
 @runtime_checkable
@@ -69,17 +78,58 @@ class Bucket:
         rows: rows of the captured step, padding rows included.
         forward: from the newest tokens of the rows' slots to logits.
         logits: ``[rows, vocabulary]``, what `forward` writes.
-        sample: from `logits` to greedy tokens, which become the newest of their slots.
-        sampled: what `sample` writes.
-        packed: the same in one tensor.
+        sample: by kind, from `logits` to new tokens, which become the newest of their slots.
+        samples: what those write, as `SampleResult.packed` lays it out.
+        score: from `logits` and `samples` to the tokens' log-probabilities.
+        scored: `samples` and what `score` writes, in one tensor.
     """
 
     rows: int
     forward: torch.cuda.CUDAGraph
     logits: torch.Tensor
-    sample: torch.cuda.CUDAGraph
-    sampled: SampleResult
-    packed: torch.Tensor
+    sample: Mapping[str, torch.cuda.CUDAGraph]
+    samples: torch.Tensor
+    score: torch.cuda.CUDAGraph
+    scored: torch.Tensor
+
+    def draw(self, kind: str, groups: SampleGroups) -> CapturedSamples:
+        """Queue the sampling of the rows whose logits are in place; `groups` says who wants log-probabilities."""
+        self.sample[kind].replay()
+        if not groups.scored:
+            return CapturedSamples(self.rows, self.samples, groups)
+        self.score.replay()
+        return CapturedSamples(self.rows, self.scored, groups)
+
+
+@frozen(eq=False)
+class CapturedSamples:
+    """What a captured step sampled, as `SampleResult` is used by who waits for it.
+
+    Attributes:
+        rows: rows of the captured step, padding rows included.
+        values: tokens and flags, and behind them each row's log-probabilities where they were taken.
+        groups: who wants log-probabilities, and how many.
+    """
+
+    rows: int
+    values: torch.Tensor
+    groups: SampleGroups
+
+    def packed(self) -> torch.Tensor:
+        """Everything in one flat int64 tensor."""
+        return self.values
+
+    def unpacked(self, packed: torch.Tensor) -> HostSamples:
+        """What `packed` gave, from a copy of it on the host."""
+        rows = self.rows
+        logprobs: list[TokenLogprob | None] = [None] * rows
+        if self.groups.scored:
+            wanted = [row for row, _ in self.groups.scored]
+            values = packed[2 * rows :].view(rows, -1)[wanted]
+            counts = [count for _, count in self.groups.scored]
+            for row, value in zip(wanted, unpacked(values, counts), strict=True):
+                logprobs[row] = value
+        return HostSamples(packed[:rows].tolist(), packed[rows : 2 * rows].to(torch.bool).tolist(), logprobs)
 
 
 class DecodeGraphs:
@@ -97,6 +147,7 @@ class DecodeGraphs:
         padding_page: a page that no request is given.
         padding_slot: a slot that no request is given.
         forward, sample: what is captured.
+        kinds: by name, the groups that are sampled; a graph for each.
     """
 
     def __init__(
@@ -108,6 +159,7 @@ class DecodeGraphs:
         padding_slot: int,
         forward: Forward,
         sample: Sample,
+        kinds: Mapping[str, GroupsOf],
     ) -> None:
         self._owners = owners
         self._inputs = inputs
@@ -115,6 +167,7 @@ class DecodeGraphs:
         self._padding_slot = padding_slot
         self._forward = forward
         self._sample = sample
+        self._kinds = kinds
         self._buckets: dict[int, Bucket] = {}
         self._sizes: tuple[int, ...] = ()
         self.taken = _Taken(0, 0)
@@ -178,20 +231,36 @@ class DecodeGraphs:
         positions = inputs.fill("sampled_positions", np.ones(rows, dtype=np.int64))
         inputs.end()
         torch.cuda.current_stream(inputs.device).synchronize()
+        samples = inputs["samples"][: 2 * rows]
         with torch.cuda.stream(stream):
             for _ in range(WARM_UP_RUNS):
-                self._sample(self._forward(inputs["slot_tokens"][slots], slots), slots, positions)
+                logits = self._forward(inputs["slot_tokens"][slots], slots)
+                for groups_of in self._kinds.values():
+                    self._sample(logits, slots, positions, groups_of(rows))
+                token_logprobs(logits, samples[:rows], CAPTURED_ALTERNATIVES)
+            del logits
         stream.synchronize()
-        forward, sample = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        with torch.cuda.graph(forward, pool=pool, stream=stream, capture_error_mode="thread_local"):
-            logits = self._forward(inputs["slot_tokens"][slots], slots)
-        with torch.cuda.graph(sample, pool=pool, stream=stream, capture_error_mode="thread_local"):
-            sampled = self._sample(logits, slots, positions)
-            packed = sampled.packed()
+
+        def captured(body: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                out = body()
+            return graph, out
+
+        def drawn(groups_of: GroupsOf) -> torch.Tensor:
+            return samples.copy_(self._sample(logits, slots, positions, groups_of(rows)).packed())
+
+        def scores() -> torch.Tensor:
+            found = token_logprobs(logits, samples[:rows], CAPTURED_ALTERNATIVES)
+            return torch.cat((samples, found.packed().flatten()))
+
+        forward, logits = captured(lambda: self._forward(inputs["slot_tokens"][slots], slots))
+        sample = {kind: captured(partial(drawn, groups_of))[0] for kind, groups_of in self._kinds.items()}
+        score, scored = captured(scores)
         for owner in self._owners.values():
             assert isinstance(owner, CapturedOwner)
             owner.note_capture()
-        return Bucket(rows, forward, logits, sample, sampled, packed)
+        return Bucket(rows, forward, logits, sample, samples, score, scored)
 
     def _update(
         self,

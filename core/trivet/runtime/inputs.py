@@ -28,20 +28,23 @@ def inputs_layout(capacity: RuntimeCapacity) -> BufferLayout:
     - ``slots``: slot of each row.
     - ``sampled_tokens``, ``sampled_slots``, ``sampled_positions``: of each row that gives a new token, the token of
       the step whose logits are wanted, its slot, and the place that the new token takes.
+    - ``samples``: the new tokens of a captured step and whether each row was unusable, as `SampleResult.packed` lays
+      them out; on the device.
     - ``slot_tokens``: the newest token of each slot, on the device alone: what a decode row of the next step computes,
       whether the host has seen it or not. The last slot is that of padding rows.
 
-    On a CUDA device the first five have pinned mirrors in two sets, and each set has room for the step's ``samples``
-    on their way back.
+    On a CUDA device the first five have pinned mirrors in two sets, and each set has room for ``samples`` on their way
+    back.
     """
     rows = capacity.step_rows
     mirrored = tuple(
         BufferSpec(name, capacity.step_tokens if name == "token_ids" else rows, "int64") for name in MIRRORED
     )
-    specs = [*mirrored, BufferSpec("slot_tokens", capacity.limits.max_requests + 1, "int64")]
+    samples = BufferSpec(SAMPLES, VALUES_PER_SAMPLE * rows, "int64")
+    specs = [*mirrored, samples, BufferSpec("slot_tokens", capacity.limits.max_requests + 1, "int64")]
     if capacity.device.kind == "cuda":
         for number in range(STAGING_SETS):
-            for spec in (*mirrored, BufferSpec(SAMPLES, VALUES_PER_SAMPLE * rows, "int64")):
+            for spec in (*mirrored, samples):
                 specs.append(BufferSpec(_mirror(spec.name, number), spec.elements, spec.dtype, pinned=True))
     return BufferLayout("step inputs", tuple(specs))
 
@@ -64,6 +67,7 @@ class StepInputs:
         self._set = 0
         self._sent: list[torch.cuda.Event | None] = [None] * STAGING_SETS
         buffers["slot_tokens"].zero_()
+        buffers[SAMPLES].zero_()  # token ids, which nobody has sampled yet
 
     def __getitem__(self, name: str) -> Tensor:
         """A buffer by name."""

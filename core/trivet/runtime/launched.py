@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
+from trivet.runtime.graphs import CapturedSamples
 from trivet.sampling.logprobs import TokenLogprob, unpacked
 from trivet.sampling.sampler import HostSamples, SampleResult
 from trivet.scheduler.plan import StepPlan
@@ -21,12 +22,12 @@ class Results:
 
     Attributes:
         sampled: the new tokens of ``plan.sampling_rows``, and of padding rows behind them; None without such rows.
-        packed: the same on the host, as `SampleResult.packed` packs it.
+        packed: the same on the host, as they pack it.
         scores: by row, the log-probabilities of a scored prompt's tokens on the host, block by block.
         done: passed once the host's copies are there; None if they are there.
     """
 
-    sampled: SampleResult | None
+    sampled: SampleResult | CapturedSamples | None
     packed: Tensor | None
     scores: dict[int, list[Tensor]]
     done: torch.cuda.Event | None

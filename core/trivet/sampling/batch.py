@@ -66,6 +66,11 @@ class SampleGroups:
     scored_rows: Tensor | None = None
     scored: tuple[tuple[int, int], ...] = ()
 
+    @property
+    def only_drawn(self) -> bool:
+        """Whether `Choice.DRAWN` without penalties is the most that any row needs."""
+        return all(group.choice is Choice.DRAWN and not group.penalised for group in self.special)
+
 
 PLAIN = SampleGroups()
 """Every row greedy, nothing penalised, nothing reported."""
@@ -176,6 +181,11 @@ class SamplingBatch:
         every = torch.arange(rows, device=self.device)
         general = RowGroup(Choice.NUCLEUS, True, every, self.vocabulary)
         return SampleGroups(special=(general,), penalised_rows=every)
+
+    def drawn_groups(self, rows: int) -> SampleGroups:
+        """The same for rows of which none needs more than `Choice.DRAWN`, and none has penalties."""
+        every = torch.arange(rows, device=self.device)
+        return SampleGroups(special=(RowGroup(Choice.DRAWN, False, every, self.vocabulary),))
 
     def accept(self, slots: Tensor, token_ids: Tensor, groups: SampleGroups | None = None) -> None:
         """Count the tokens that the rows' requests were given, for their later steps.

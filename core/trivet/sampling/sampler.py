@@ -114,7 +114,7 @@ def sample(
         for group in groups.special:
             for rows in torch.split(group.rows, chunk_rows(batch.vocabulary, batch.device.type)):
                 picked = (keys[0][rows], keys[1][rows])
-                chosen = _choose(batch, group, logits[rows].float(), slots[rows], picked)
+                chosen = _choose(batch, group, logits[rows].float(), slots[rows], picked, token_ids[rows])
                 token_ids.index_copy_(0, rows, chosen)
     token_ids.masked_fill_(bad, 0)
     logprobs = None
@@ -126,8 +126,9 @@ def sample(
 
 
 def _choose(
-    batch: SamplingBatch, group: RowGroup, logits: Tensor, slots: Tensor, keys: tuple[Tensor, Tensor]
+    batch: SamplingBatch, group: RowGroup, logits: Tensor, slots: Tensor, keys: tuple[Tensor, Tensor], largest: Tensor
 ) -> Tensor:
+    """The tokens of a group's rows; `largest` are those of their largest unpenalised logits."""
     if group.penalised:
         logits = batch.penalties.apply(
             logits,
@@ -143,7 +144,7 @@ def _choose(
     )
     hashes = batch["token_hashes"]
     if group.choice is Choice.DRAWN:
-        return draw(logits, parameters, hashes)
+        return torch.where(parameters.temperature > 0, draw(logits, parameters, hashes), largest)
     if group.choice is Choice.AMONG_FIRST:
         return draw_among_first(logits, parameters, hashes, group.candidates)
     return draw_nucleus(logits, parameters, hashes)
