@@ -1,7 +1,7 @@
 # mypy: disallow-untyped-defs=False, disallow-untyped-decorators=False, disallow-incomplete-defs=False
-"""One token of each row through a Gated DeltaNet layer, between its two projections, in one kernel.
+"""One token of each row through a Gated DeltaNet layer, between its two projections.
 
-A program has one value head of one row, and holds that head's whole state in registers: the convolution of its
+Few rows take one kernel, and more of them those of `trivet.ops.fused.delta_split`. A program of the one kernel has one value head of one row, and holds that head's whole state in registers: the convolution of its
 channels, the delta rule, the norm over the head and the output gate need nothing of another program. What they share is
 the convolution's tail of their key head, which all of them read and one must write: the last of them to have read it
 does, so that it is written in place without a kernel of its own.
@@ -12,19 +12,46 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from attrs import frozen
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from trivet.geometry import RecurrentGeometry
+from trivet.ops.fused.delta_split import SplitHeads, delta_decode_split
 from trivet.ops.fused.device import device_table
+from trivet.ops.fused.gates import log_decay, silu
 from trivet.ops.gated_delta import UNIT_LENGTH_EPS
 
 MOST_STATE_ELEMENTS = 128 * 128
 """Of one head, rounded up to powers of two: what a program of eight warps holds in registers."""
 
-WARPS = 8
-MOST_REGISTERS = 128
-"""Of a thread, so that a multiprocessor holds two programs: one loads its state while the other computes."""
+
+@frozen
+class WholeHeads:
+    """How the one kernel is launched: a program has a whole head.
+
+    Attributes:
+        warps: of a program.
+        registers: at most of a thread; 128 lets a multiprocessor hold two programs of eight warps, one of which loads
+            its state while the other computes. None: as many as are wanted.
+    """
+
+    warps: int = 8
+    registers: int | None = 128
+
+
+WHOLE_HEADS_ROWS = 2
+"""Up to as many rows take the one kernel: so few are done before three kernels have been launched."""
+
+SPLIT_HEADS = ((None, SplitHeads()),)
+"""By the most rows that a shape serves, None for any."""
+
+
+def decode_shape(rows: int) -> WholeHeads | SplitHeads:
+    """How as many rows are served."""
+    if rows <= WHOLE_HEADS_ROWS:
+        return WholeHeads()
+    return next(shape for most, shape in SPLIT_HEADS if most is None or rows <= most)
 
 
 def decode_serves(recurrent: RecurrentGeometry) -> bool:
@@ -32,22 +59,6 @@ def decode_serves(recurrent: RecurrentGeometry) -> bool:
     block_k, block_v = triton.next_power_of_2(recurrent.key_dim), triton.next_power_of_2(recurrent.value_dim)
     serves: bool = block_k * block_v <= MOST_STATE_ELEMENTS
     return serves
-
-
-@triton.jit
-def silu(x):
-    """``x * sigmoid(x)`` in float32."""
-    return x / (1.0 + tl.exp(-x))
-
-
-@triton.jit
-def log_decay(a, a_log, dt_bias):
-    """``-exp(a_log) * softplus(a + dt_bias)``, linear beyond 20 as torch's softplus is."""
-    x = a + dt_bias
-    grown = tl.exp(tl.minimum(x, 20.0))
-    # The logarithm of one plus very little loses that little.
-    softplus = tl.where(grown < 1e-3, grown * (1.0 - 0.5 * grown), tl.log(1.0 + grown))
-    return -tl.exp(a_log) * tl.where(x > 20.0, x, softplus)
 
 
 @triton.jit
@@ -224,13 +235,12 @@ def delta_decode(
     out: Tensor,
     *,
     dependent: bool | None = None,
-    warps: int = WARPS,
-    registers: int | None = MOST_REGISTERS,
+    shape: WholeHeads | SplitHeads | None = None,
 ) -> Tensor:
     """Take one token of each row through convolution, delta rule, norm and output gate.
 
     Rounds where `trivet.ops` rounds: `causal_conv_decode`, `decay_and_beta`, `gated_delta_decode`, `gated_rms_norm`.
-    Nothing depends on how many rows there are.
+    Nothing of a row depends on the others, and on how many there are only which kernels it takes.
 
     Args:
         projected: ``[rows, elements]``: queries, keys and values before the convolution, output gates, rates (beta
@@ -247,13 +257,20 @@ def delta_decode(
         live_slots: slots from this one on are those of padding rows, which change nothing and whose output is zeros.
         out: ``[rows, value_elements]``, contiguous; the output.
         dependent: start while the kernel before drains, and load the state meanwhile; None: as the device's table says.
-        warps, registers: of a program, and at most of a thread.
+        shape: how the kernels are launched; None: as `decode_shape` says.
 
     Returns:
         `out`.
     """
     if dependent is None:
         dependent = device_table(projected.device).dependent_launch
+    if shape is None:
+        shape = decode_shape(projected.shape[0])
+    if isinstance(shape, SplitHeads):
+        return delta_decode_split(
+            projected, recurrent, conv_weight, a_log, dt_bias, norm_weight, norm_eps, states, tails, slots,
+            live_slots, out, dependent=dependent, shape=shape,
+        )  # fmt: skip
     _delta_decode_kernel[(recurrent.value_heads, projected.shape[0])](
         projected, conv_weight, a_log, dt_bias, norm_weight, states, tails, slots, arrivals, out,
         projected.stride(0), states.stride(0), tails.stride(0), tails.stride(1), tails.stride(2), live_slots,
@@ -261,7 +278,7 @@ def delta_decode(
         recurrent.key_heads, recurrent.value_heads, recurrent.key_dim, recurrent.value_dim, recurrent.conv_kernel,
         triton.next_power_of_2(recurrent.key_dim), triton.next_power_of_2(recurrent.value_dim),
         triton.next_power_of_2(recurrent.conv_kernel), UNIT_LENGTH_EPS,
-        dependent, num_warps=warps, maxnreg=registers, launch_pdl=dependent,
+        dependent, num_warps=shape.warps, maxnreg=shape.registers, launch_pdl=dependent,
     )  # fmt: skip
     return out
 

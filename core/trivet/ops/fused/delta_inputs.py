@@ -11,8 +11,8 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from trivet.geometry import RecurrentGeometry
-from trivet.ops.fused.delta_decode import log_decay, silu
 from trivet.ops.fused.device import device_table
+from trivet.ops.fused.gates import log_decay, silu
 from trivet.ops.gated_delta import UNIT_LENGTH_EPS
 from trivet.ops.packed import ChunkTable
 

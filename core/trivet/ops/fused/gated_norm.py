@@ -13,19 +13,22 @@ TOGETHER = 2048
 """Elements that heads are taken together to, so that a program has work."""
 
 
-@triton.jit(do_not_specialize=["vectors"])
+@triton.jit(do_not_specialize=["vectors"], do_not_specialize_on_alignment=["slots"])
 def _gated_rms_norm_kernel(
     x,
     gate,
     weight,
     out,
+    slots,
     vectors,
     gate_stride,
+    live_slots,
     eps,
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     VECTORS: tl.constexpr,
     BLOCK: tl.constexpr,
+    BY_SLOT: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     vector = tl.program_id(0).to(tl.int64) * VECTORS + tl.arange(0, VECTORS)
@@ -33,13 +36,16 @@ def _gated_rms_norm_kernel(
     inside = (vector < vectors)[:, None] & (column < WIDTH)[None, :]
     scale = tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32)[None, :]
     gate_at = gate + (vector // HEADS * gate_stride + vector % HEADS * WIDTH)[:, None] + column[None, :]
+    there = inside
+    if BY_SLOT:
+        there &= (tl.load(slots + vector // HEADS, mask=vector < vectors, other=0) < live_slots)[:, None]
     at = vector[:, None] * WIDTH + column[None, :]
     dtype = out.dtype.element_ty
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
-    values = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-    opened = tl.load(gate_at, mask=inside, other=0.0).to(tl.float32)
+    values = tl.load(x + at, mask=there, other=0.0).to(tl.float32)
+    opened = tl.load(gate_at, mask=there, other=0.0).to(tl.float32)
     opened = opened / (1.0 + tl.exp(-opened))
     mean_square = tl.sum(values * values, 1) / WIDTH
     normed = (values * tl.rsqrt(mean_square + eps)[:, None]).to(dtype).to(tl.float32)
@@ -48,7 +54,16 @@ def _gated_rms_norm_kernel(
 
 
 def gated_rms_norm(
-    x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None, dependent: bool | None = None
+    x: Tensor,
+    gate: Tensor,
+    weight: Tensor,
+    eps: float,
+    *,
+    out: Tensor | None = None,
+    slots: Tensor | None = None,
+    live_slots: int = 0,
+    together: int = TOGETHER,
+    dependent: bool | None = None,
 ) -> Tensor:
     """`trivet.ops.norm.gated_rms_norm`, rounded where that rounds.
 
@@ -58,6 +73,9 @@ def gated_rms_norm(
         weight: ``[width]``, contiguous.
         eps: added to the mean square.
         out: as `x`, where the result goes; it may be `x` itself. None: a new tensor.
+        slots: int64 ``[tokens]``; tokens whose slot is not below `live_slots` give zeros. None: no token does.
+        live_slots: see `slots`.
+        together: elements that heads are taken together to in a program.
         dependent: as in `trivet.ops.fused.norm.rms_norm`.
 
     Returns:
@@ -71,9 +89,9 @@ def gated_rms_norm(
     if dependent is None:
         dependent = device_table(x.device).dependent_launch
     block = triton.next_power_of_2(width)
-    together = max(1, TOGETHER // block)
-    _gated_rms_norm_kernel[(-(-tokens * heads // together),)](
-        x, gate, weight, out, tokens * heads, gate.stride(0), eps, heads, width, together, block, dependent,
-        num_warps=4, launch_pdl=dependent,
+    vectors = max(1, together // block)
+    _gated_rms_norm_kernel[(-(-tokens * heads // vectors),)](
+        x, gate, weight, out, slots, tokens * heads, gate.stride(0), live_slots, eps, heads, width, vectors, block,
+        slots is not None, dependent, num_warps=4, launch_pdl=dependent,
     )  # fmt: skip
     return out

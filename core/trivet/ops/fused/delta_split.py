@@ -1,0 +1,222 @@
+# mypy: disallow-untyped-defs=False, disallow-untyped-decorators=False, disallow-incomplete-defs=False
+"""One token of each of many rows through a Gated DeltaNet layer, between its two projections, in three kernels.
+
+With many rows the states fill the memory bus, as long as enough small programs ask for them: the middle kernel has a
+program for some columns of a head's state, which one warp holds. What columns share is done once, by the kernel before
+(convolution, unit length, gates) and the kernel behind (the norm over a head, and the output gate). The first kernel
+alone writes tails, and a channel is of one of its programs.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from attrs import frozen
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from trivet.geometry import RecurrentGeometry
+from trivet.ops.fused.gated_norm import gated_rms_norm
+from trivet.ops.fused.gates import log_decay, silu
+from trivet.ops.gated_delta import UNIT_LENGTH_EPS
+
+PREPARED_HEADS = 4
+"""Heads of queries, keys and values that a program of the first kernel takes, one a warp."""
+
+NORMED_ELEMENTS = 512
+"""Of a program of the last kernel."""
+
+
+@frozen
+class SplitHeads:
+    """How the state is cut: columns of a head's state that a program holds, and its warps."""
+
+    columns: int = 8
+    warps: int = 1
+
+
+@triton.jit
+def _delta_prepare_kernel(
+    projected,
+    conv_weight,
+    a_log,
+    dt_bias,
+    tails,
+    slots,
+    prepared,
+    projected_stride,
+    tail_stride,
+    tail_channel_stride,
+    tail_tap_stride,
+    live_slots,
+    KEY_HEADS: tl.constexpr,
+    VALUE_HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    TAPS: tl.constexpr,
+    HEADS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    LENGTH_EPS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """Program ``(heads, row)``: query heads, then key heads, then value heads."""
+    if DEPENDENT:
+        gdc_launch_dependents()
+    head = tl.program_id(0) * HEADS + tl.arange(0, HEADS)
+    row = tl.program_id(1).to(tl.int64)
+    channels: tl.constexpr = 2 * KEY_HEADS * KEY_DIM + VALUE_HEADS * VALUE_DIM
+    rates_at: tl.constexpr = channels + VALUE_HEADS * VALUE_DIM
+    dtype: tl.constexpr = projected.dtype.element_ty
+    is_value = head >= 2 * KEY_HEADS
+    value_head = head - 2 * KEY_HEADS
+    width = tl.where(is_value, VALUE_DIM, KEY_DIM)
+    first_channel = tl.where(is_value, 2 * KEY_HEADS * KEY_DIM + value_head * VALUE_DIM, head * KEY_DIM)
+    d = tl.arange(0, BLOCK)
+    channel = first_channel[:, None] + d[None, :]
+
+    # As in `delta_decode`, slots, tails and parameters are of no kernel that may still be at work.
+    slot = tl.load(slots + row).to(tl.int64)
+    live = slot < live_slots
+    there = (head < 2 * KEY_HEADS + VALUE_HEADS) & live
+    inside = (d[None, :] < width[:, None]) & there[:, None]
+    tail = tails + slot * tail_stride + channel * tail_channel_stride
+    total = tl.zeros([HEADS, BLOCK], tl.float32)
+    for entry in tl.static_range(TAPS - 1):
+        past = tl.load(tail + entry * tail_tap_stride, mask=inside, other=0.0).to(tl.float32)
+        total += past * tl.load(conv_weight + channel * TAPS + entry, mask=inside, other=0.0).to(tl.float32)
+    tap = tl.load(conv_weight + channel * TAPS + (TAPS - 1), mask=inside, other=0.0).to(tl.float32)
+    gated = there & is_value
+    head_log = tl.load(a_log + value_head, mask=gated, other=0.0).to(tl.float32)
+    head_bias = tl.load(dt_bias + value_head, mask=gated, other=0.0).to(tl.float32)
+
+    if DEPENDENT:
+        gdc_wait()
+    x = projected + row * projected_stride
+    newest = tl.load(x + channel, mask=inside, other=0.0)
+    rate = tl.load(x + rates_at + value_head, mask=gated, other=0.0).to(tl.float32)
+    a = tl.load(x + rates_at + VALUE_HEADS + value_head, mask=gated, other=0.0).to(tl.float32)
+
+    # Rounded where the torch operations round; what they keep in float32 stays so.
+    mixed = silu(total + newest.to(tl.float32) * tap).to(dtype).to(tl.float32)
+    inverse_length = tl.rsqrt(tl.sum(mixed * mixed, 1) + LENGTH_EPS)
+    mixed *= tl.where(is_value, 1.0, inverse_length)[:, None]
+    into = prepared + row * (channels + 2 * VALUE_HEADS)
+    tl.store(into + channel, mixed, mask=inside)
+    tl.store(into + channels + value_head, tl.exp(log_decay(a, head_log, head_bias)), mask=gated)
+    beta = (1.0 / (1.0 + tl.exp(-rate))).to(dtype).to(tl.float32)
+    tl.store(into + channels + VALUE_HEADS + value_head, beta, mask=gated)
+
+    for entry in tl.static_range(TAPS - 2):
+        kept = tl.load(tail + (entry + 1) * tail_tap_stride, mask=inside, other=0.0)
+        # Every thread has read before one writes where another reads.
+        tl.debug_barrier()
+        tl.store(tail + entry * tail_tap_stride, kept, mask=inside)
+    if TAPS > 1:
+        tl.debug_barrier()
+        tl.store(tail + (TAPS - 2) * tail_tap_stride, newest, mask=inside)
+
+
+@triton.jit
+def _delta_state_kernel(
+    prepared,
+    states,
+    slots,
+    out,
+    state_stride,
+    live_slots,
+    scale,
+    KEY_HEADS: tl.constexpr,
+    VALUE_HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """Program ``(value head and columns of its state, row)``."""
+    if DEPENDENT:
+        gdc_launch_dependents()
+    blocks: tl.constexpr = (VALUE_DIM + BLOCK_V - 1) // BLOCK_V
+    value_head = tl.program_id(0) // blocks
+    row = tl.program_id(1).to(tl.int64)
+    channels: tl.constexpr = 2 * KEY_HEADS * KEY_DIM + VALUE_HEADS * VALUE_DIM
+    key_head = value_head // (VALUE_HEADS // KEY_HEADS)
+    k = tl.arange(0, BLOCK_K)
+    v = tl.program_id(0) % blocks * BLOCK_V + tl.arange(0, BLOCK_V)
+
+    # As in `delta_decode`, slots and states are of no kernel that may still be at work.
+    slot = tl.load(slots + row).to(tl.int64)
+    live = slot < live_slots
+    k_inside, v_inside = (k < KEY_DIM) & live, (v < VALUE_DIM) & live
+    state_at = states + slot * state_stride + value_head * (KEY_DIM * VALUE_DIM)
+    state_at = state_at + k[:, None] * VALUE_DIM + v[None, :]
+    inside = k_inside[:, None] & v_inside[None, :]
+    state = tl.load(state_at, mask=inside, other=0.0, eviction_policy="evict_first")
+
+    if DEPENDENT:
+        gdc_wait()
+    made = prepared + row * (channels + 2 * VALUE_HEADS)
+    query = tl.load(made + key_head * KEY_DIM + k, mask=k_inside, other=0.0)
+    key = tl.load(made + KEY_HEADS * KEY_DIM + key_head * KEY_DIM + k, mask=k_inside, other=0.0)
+    values = made + 2 * KEY_HEADS * KEY_DIM + value_head * VALUE_DIM
+    value = tl.load(values + v, mask=v_inside, other=0.0)
+    decay = tl.load(made + channels + value_head, mask=live, other=0.0)
+    beta = tl.load(made + channels + VALUE_HEADS + value_head, mask=live, other=0.0)
+
+    alignment = tl.sum(query * key, 0)
+    predicted = tl.sum(state * key[:, None], 0) * decay
+    read = tl.sum(state * query[:, None], 0) * decay
+    change = (value - predicted) * beta
+    state = state * decay + key[:, None] * change[None, :]
+    tl.store(state_at, state, mask=inside, eviction_policy="evict_first")
+    mixed = (read + alignment * change) * scale
+    out_at = out + row * (VALUE_HEADS * VALUE_DIM) + value_head * VALUE_DIM + v
+    tl.store(out_at, mixed.to(out.dtype.element_ty), mask=v < VALUE_DIM)
+
+
+def delta_decode_split(
+    projected: Tensor,
+    recurrent: RecurrentGeometry,
+    conv_weight: Tensor,
+    a_log: Tensor,
+    dt_bias: Tensor,
+    norm_weight: Tensor,
+    norm_eps: float,
+    states: Tensor,
+    tails: Tensor,
+    slots: Tensor,
+    live_slots: int,
+    out: Tensor,
+    *,
+    dependent: bool,
+    shape: SplitHeads,
+) -> Tensor:
+    """`trivet.ops.fused.delta_decode.delta_decode` in three kernels; arguments and result are as there.
+
+    Nothing depends on how many rows there are.
+    """
+    rows, heads = projected.shape[0], recurrent.value_heads
+    widths = (recurrent.key_heads, heads, recurrent.key_dim, recurrent.value_dim)
+    block_k, block_v = triton.next_power_of_2(recurrent.key_dim), triton.next_power_of_2(recurrent.value_dim)
+    # Queries and keys of unit length, values, decays and rates.
+    prepared = torch.empty((rows, recurrent.conv_channels + 2 * heads), dtype=torch.float32, device=projected.device)
+    _delta_prepare_kernel[(triton.cdiv(2 * recurrent.key_heads + heads, PREPARED_HEADS), rows)](
+        projected, conv_weight, a_log, dt_bias, tails, slots, prepared,
+        projected.stride(0), tails.stride(0), tails.stride(1), tails.stride(2), live_slots,
+        *widths, recurrent.conv_kernel, PREPARED_HEADS, max(block_k, block_v), UNIT_LENGTH_EPS,
+        dependent, num_warps=PREPARED_HEADS, launch_pdl=dependent,
+    )  # fmt: skip
+    columns = min(shape.columns, block_v)
+    _delta_state_kernel[(heads * triton.cdiv(recurrent.value_dim, columns), rows)](
+        prepared, states, slots, out, states.stride(0), live_slots, recurrent.key_dim**-0.5,
+        *widths, block_k, columns, dependent, num_warps=shape.warps, launch_pdl=dependent,
+    )  # fmt: skip
+    first_gate = recurrent.conv_channels
+    gate = projected[:, first_gate : first_gate + recurrent.value_elements].unflatten(1, (heads, -1))
+    mixed = out.unflatten(1, (heads, -1))
+    gated_rms_norm(
+        mixed, gate, norm_weight, norm_eps,
+        out=mixed, slots=slots, live_slots=live_slots, together=NORMED_ELEMENTS, dependent=dependent,
+    )  # fmt: skip
+    return out
