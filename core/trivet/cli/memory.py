@@ -55,13 +55,14 @@ def memory(
 
 
 def _live(model: str, as_json: bool, arguments: dict[str, Any]) -> int:
-    """Load, measure, print; exit code 1 if an owned line is not what was planned."""
+    """Load, serve the longest step, measure, print; exit code 1 if an owned line is not what was planned."""
     from trivet import Runtime
-    from trivet.runtime.live import LiveMemory
+    from trivet.runtime.live import LiveMemory, serve_longest_step
 
     with loading_bar(model) as progress:
         runtime = Runtime.load(model, autostart=False, progress=progress, **arguments)
     with runtime:
+        serve_longest_step(runtime)
         found = LiveMemory.of(runtime)
     click.echo(json.dumps(found.as_json()) if as_json else f"{found.table()}\n\n{found.ledger.kv_pages} KV pages")
     for name, (planned, held) in found.differing.items():

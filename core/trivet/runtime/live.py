@@ -7,9 +7,18 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from trivet.reservation import KV_LINE, MemoryLedger, size_text
+from trivet.sampling.params import Sampling
 
 if TYPE_CHECKING:
     from trivet.runtime.runtime import Runtime
+
+
+def serve_longest_step(runtime: Runtime) -> None:
+    """Serve a prompt of as many tokens as a step and a context hold, so that temporaries and kernels are there."""
+    limits, pages = runtime._engine.blueprint.capacity.limits, runtime.memory.kv_pages
+    room_tokens = min(limits.max_step_tokens, limits.max_context - 1, pages * limits.page_size - 1)
+    if room_tokens >= 1:
+        runtime.generate([[0] * room_tokens], Sampling(max_new_tokens=2, ignore_eos=True))
 
 
 @frozen
