@@ -2,7 +2,7 @@
 
 ``python tests/gpu/measure_gated_delta.py out.json``, from the root of the repository, on a machine with a CUDA device.
 Each figure is the time of one call in a CUDA graph of several. Decode calls go over states that together exceed the
-L2. Of each library kernel every configuration is timed, the others as they serve.
+L2. Of each library kernel some configurations are timed, what serves first, the others as they serve.
 """
 
 from __future__ import annotations
@@ -29,15 +29,22 @@ from torch import Tensor
 from trivet.ops import PackedRows
 
 BATCHES = (1, 2, 4, 16, 64)
-PROMPTS = (512, 2048, 4096, 8192)
+PROMPTS = (512, 4096)
 SWEPT_PROMPT = 4096
-BYTES_BEYOND_L2 = 800 * 2**20
-REPLAYS = 15
+BYTES_BEYOND_L2 = 400 * 2**20
+MOST_CALLS = 64
+REPLAYS = 9
 COMPILERS = 12
 DTYPE = torch.bfloat16
 
-DECODE_SHAPES: tuple[tuple[int, int | None], ...] = ((8, 128), (8, None), (4, None), (4, 240), (16, None))
-"""Warps of a program, and most registers of a thread. The first is what serves."""
+WHOLE = ((8, 128), (16, None))
+"""Warps of a program that has a whole head, and most registers of a thread. The first is what serves."""
+
+SPLIT = ((8, 1), (16, 1), (16, 2), (32, 1), (32, 2), (32, 4), (64, 4), (64, 8))
+"""Columns of a head's state that a program has, and its warps."""
+
+INPUT_WARPS = (2, 4, 8)
+"""Of a program of the kernel before the chunked rule."""
 
 
 def microseconds(calls: list[Callable[[], object]]) -> float:
@@ -60,18 +67,28 @@ def microseconds(calls: list[Callable[[], object]]) -> float:
     return statistics.median(times)
 
 
+def decode_shapes() -> dict[str, Any]:
+    """What decode rows may take, by what is printed of it."""
+    from trivet.ops.fused.delta_decode import WholeHeads
+    from trivet.ops.fused.delta_split import SplitHeads
+
+    shapes: dict[str, Any] = {f"whole w{w} r{r}": WholeHeads(warps=w, registers=r) for w, r in WHOLE}
+    return shapes | {f"split {c} w{w}": SplitHeads(columns=c, warps=w) for c, w in SPLIT}
+
+
 def swept() -> dict[str, list[dict[str, int]]]:
     """Configurations of each library kernel."""
     return {
-        "solve": [{"BK": k, "num_warps": w, "num_stages": 3} for k, w in product((32, 64), (1, 2, 4))],
-        "write": [{"num_warps": w, "num_stages": s} for w, s in product((2, 4, 8), (2, 3, 4))],
-        "scan": [{"BV": v, "num_warps": w, "num_stages": s} for v, w, s in product((32, 64), (2, 4), (2, 3, 4))],
+        "solve": [{"BK": k, "num_warps": w, "num_stages": 3} for k, w in product((64, 128), (1, 2, 4))],
+        "write": [{"num_warps": w, "num_stages": s} for w, s in product((4, 8), (2, 3, 4))],
+        "scan": [
+            {"BV": v, "num_warps": w, "num_stages": s} for v, w, s in ((16, 4, 2), (32, 2, 3), (32, 4, 3), (64, 4, 2))
+        ],
         "read": [
-            {"BK": 128, "BV": 128, "num_warps": 8, "num_stages": 3},
-            {"BK": 64, "BV": 64, "num_warps": 4, "num_stages": 3},
+            {"BK": 128, "BV": 128, "num_warps": 8, "num_stages": 2},
             {"BK": 64, "BV": 128, "num_warps": 4, "num_stages": 3},
+            {"BK": 64, "BV": 128, "num_warps": 8, "num_stages": 3},
             {"BK": 128, "BV": 64, "num_warps": 4, "num_stages": 2},
-            {"BK": 32, "BV": 32, "num_warps": 2, "num_stages": 3},
         ],
     }
 
@@ -89,11 +106,31 @@ def compile_one(kernel: str, config: dict[str, int]) -> str | None:
     return None
 
 
-def compile_decode(warps: int, registers: int | None, dependent: bool) -> None:
-    """Build one shape of the decode kernel."""
+def compile_decode(name: str) -> None:
+    """Build what one shape of decode takes."""
     layer = DeltaLayer.drawn(PUBLISHED, 1, DTYPE, seed=0)
-    layer.decode(layer.projected(1), layer.some_slots(1), warps=warps, registers=registers, dependent=dependent)
+    projected, slots = layer.projected(1), layer.some_slots(1)
+    decoded(layer, projected, slots, torch.empty(1, PUBLISHED.value_elements, dtype=DTYPE, device="cuda"), name)
     torch.cuda.synchronize()
+
+
+def compile_inputs(warps: int) -> None:
+    """Build the kernel before the chunked rule."""
+    from trivet.ops.fused.delta_inputs import delta_inputs
+
+    layer = DeltaLayer.drawn(PUBLISHED, 1, DTYPE, seed=0)
+    parameters = (PUBLISHED, layer.conv_weight, layer.a_log, layer.dt_bias, layer.tails, layer.some_slots(1))
+    delta_inputs(layer.projected(70), *parameters, PackedRows([70], "cuda").table(0), warps=warps)
+    torch.cuda.synchronize()
+
+
+def decoded(layer: DeltaLayer, projected: Tensor, slots: Tensor, out: Tensor, name: str) -> Tensor:
+    """One call, of launches that start early."""
+    from trivet.ops.fused.delta_decode import delta_decode
+
+    parameters = (layer.recurrent, layer.conv_weight, layer.a_log, layer.dt_bias, layer.norm_weight, NORM_EPS)
+    states = (layer.states, layer.tails, slots, layer.arrivals, layer.padding_slot)
+    return delta_decode(projected, *parameters, *states, out, dependent=True, shape=decode_shapes()[name])
 
 
 def chunked(layer: DeltaLayer, projected: Tensor, lengths: list[int], configs: Any) -> Callable[[], Tensor]:
@@ -109,19 +146,24 @@ def chunked(layer: DeltaLayer, projected: Tensor, lengths: list[int], configs: A
 
 
 def decode_figures() -> list[dict[str, Any]]:
-    """Decode at each batch, by shape and by whether launches overlap."""
+    """Decode at each batch by shape."""
     figures = []
+    state_bytes = 4 * math.prod(PUBLISHED.state_shape)
+    most = max(max(BATCHES) * 2, BYTES_BEYOND_L2 // state_bytes)
+    layer = DeltaLayer.drawn(PUBLISHED, most, DTYPE, seed=1)
+    order = layer.some_slots(most)
     for rows in BATCHES:
-        state_bytes = 4 * math.prod(PUBLISHED.state_shape)
-        groups = max(2, BYTES_BEYOND_L2 // (rows * state_bytes))
-        groups = min(groups, 256 // rows) if rows < 64 else groups
-        layer = DeltaLayer.drawn(PUBLISHED, rows * groups, DTYPE, seed=rows)
-        order, projected = layer.some_slots(rows * groups), layer.projected(rows)
-        for (warps, registers), dependent in product(DECODE_SHAPES, (True, False)):
-            how = {"warps": warps, "registers": registers, "dependent": dependent}
-            us = microseconds([partial(layer.decode, projected, part, **how) for part in order.split(rows)])
-            figures.append({"rows": rows, **how, "us": us, "state_tb_per_s": 2e-6 * rows * state_bytes / us})
-            print(figures[-1], flush=True)
+        parts = [part for part in order.split(rows) if len(part) == rows][:MOST_CALLS]
+        projected = layer.projected(rows)
+        out = torch.empty(rows, PUBLISHED.value_elements, dtype=DTYPE, device="cuda")
+        times = {}
+        for name in decode_shapes():
+            times[name] = microseconds([partial(decoded, layer, projected, part, out, name) for part in parts])
+            tb_per_s = 2e-6 * rows * state_bytes / times[name]
+            figures.append({"rows": rows, "shape": name, "us": times[name], "state_tb_per_s": tb_per_s})
+            print(f"decode rows {rows:>2} {name:<14} {times[name]:7.2f} us {tb_per_s:5.2f} TB/s", flush=True)
+        best = min(times, key=times.__getitem__)
+        print(f"best decode rows {rows}: {best} {times[best]:.2f} us, whole {next(iter(times.values())):.2f} us")
     return figures
 
 
@@ -156,24 +198,32 @@ def prefill_figures() -> tuple[list[dict[str, Any]], dict[str, list[dict[str, An
         figure["host_us"] = (time.perf_counter() - started) * 5e4
         torch.cuda.synchronize()
         figures.append(figure)
-        print(figure, flush=True)
+        print(" ".join(f"{key} {value:.0f}" for key, value in figure.items()), flush=True)
+
+    projected, slots = layer.projected(SWEPT_PROMPT), layer.some_slots(1)
+    table = PackedRows([SWEPT_PROMPT], "cuda").table(0)
+    for warps in INPUT_WARPS:
+        us = microseconds([partial(delta_inputs, projected, *parameters, layer.tails, slots, table, warps=warps)])
+        figures.append({"tokens": SWEPT_PROMPT, "input_warps": warps, "inputs_us": us})
+        print(f"prefill inputs w{warps} {us:7.1f} us", flush=True)
 
     projected = layer.projected(SWEPT_PROMPT)
     sweep: dict[str, list[dict[str, Any]]] = {}
     best = CONFIGS
     for kernel, configs in swept().items():
         sweep[kernel] = []
-        for config in configs:
+        for config in [getattr(CONFIGS, kernel), *configs]:
             try:
                 us = microseconds([chunked(layer, projected, [SWEPT_PROMPT], evolve(CONFIGS, **{kernel: config}))])
             except Exception as error:
                 sweep[kernel].append({"config": config, "failed": str(error)[:200]})
                 continue
             sweep[kernel].append({"config": config, "rule_us": us})
+            print(f"prefill rule {us:7.1f} us with {kernel} {config}", flush=True)
         timed = [entry for entry in sweep[kernel] if "rule_us" in entry]
         fastest = min(timed, key=lambda entry: float(entry["rule_us"]))
         best = evolve(best, **{kernel: fastest["config"]})
-        print(kernel, fastest, flush=True)
+        print(f"best prefill {kernel}: {fastest}", flush=True)
     copy = layer.copied()
     now, then = (chunked(each, projected, [SWEPT_PROMPT], c) for each, c in ((layer, CONFIGS), (copy, best)))
     together = {"configs": asdict(best), "rule_us": microseconds([then]), "served_us": microseconds([now])}
@@ -181,18 +231,22 @@ def prefill_figures() -> tuple[list[dict[str, Any]], dict[str, list[dict[str, An
 
 
 def verified() -> dict[str, float]:
-    """How far both ways are from float64, at rows and a prompt as they are timed.
+    """How far all ways are from float64, at rows and a prompt as they are timed.
 
     Raises:
         SystemExit: further than rounding explains.
     """
     layer = DeltaLayer.drawn(PUBLISHED, 16, DTYPE, seed=2)
     slots, projected = layer.some_slots(16), layer.projected(16)
-    expected = layer.expected(projected, slots, [1] * 16)[0]
-    errors = {"decode": apart(layer.decode(projected, slots), expected)}
-    slots, projected = layer.some_slots(1), layer.projected(2048)
-    expected = layer.expected(projected, slots, [2048])[0]
-    errors["chunks"] = apart(layer.chunks(projected, slots, PackedRows([2048], "cuda").table(0)), expected)
+    expected, states, _ = layer.expected(projected, slots, [1] * 16)
+    errors = {}
+    for name in decode_shapes():
+        copy, out = layer.copied(), torch.empty(16, PUBLISHED.value_elements, dtype=DTYPE, device="cuda")
+        errors[name] = apart(decoded(copy, projected, slots, out, name), expected)
+        errors[f"state of {name}"] = apart(copy.states[slots], states)
+    slots, projected = layer.some_slots(1), layer.projected(512)
+    expected = layer.expected(projected, slots, [512])[0]
+    errors["chunks"] = apart(layer.chunks(projected, slots, PackedRows([512], "cuda").table(0)), expected)
     if max(errors.values()) > 2e-2:
         raise SystemExit(f"apart from float64 by {errors}, expected at most 2e-2")
     return errors
@@ -202,11 +256,8 @@ def main(out: str) -> None:
     """Write all figures to `out`."""
     started = time.perf_counter()
     with ProcessPoolExecutor(COMPILERS, mp_context=multiprocessing.get_context("spawn")) as compilers:
-        shapes = [
-            compilers.submit(compile_decode, *shape, dependent)
-            for shape in DECODE_SHAPES
-            for dependent in (True, False)
-        ]
+        shapes = [compilers.submit(compile_decode, name) for name in decode_shapes()]
+        shapes += [compilers.submit(compile_inputs, warps) for warps in INPUT_WARPS]
         one = [(kernel, config) for kernel, configs in swept().items() for config in configs]
         failed = [error for error in compilers.map(compile_one, *zip(*one, strict=True)) if error is not None]
         for shape in shapes:
@@ -214,6 +265,7 @@ def main(out: str) -> None:
     seconds = {"compile": time.perf_counter() - started}
     errors = verified()
     decode = decode_figures()
+    seconds["decode"] = time.perf_counter() - started
     prefill, sweep, together = prefill_figures()
     seconds["total"] = time.perf_counter() - started
     document = {
@@ -231,7 +283,8 @@ def main(out: str) -> None:
         "seconds": seconds,
     }
     Path(out).write_text(json.dumps(document, indent=1), encoding="utf-8")
-    print(json.dumps(together), json.dumps(seconds))
+    print("best prefill:", json.dumps(together))
+    print(f"not built: {failed}; worst error {max(errors.values()):.1e}; seconds {json.dumps(seconds)}")
 
 
 if __name__ == "__main__":

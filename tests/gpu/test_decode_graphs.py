@@ -99,18 +99,24 @@ def test_nan_in_the_padding_page_free_pages_and_page_tails_reaches_no_row(direct
 
 
 def test_a_row_made_nan_in_a_captured_step_ends_its_request_alone(directory: Path) -> None:
-    with load(directory, "flashinfer", prefix_cache=False) as runtime:
-        expected = [out.token_ids for out in runtime.generate(prompts()[:3], SAMPLINGS["greedy"])]
-        requests = [runtime.submit(prompt, SAMPLINGS["greedy"]) for prompt in prompts()[:3]]
-        for _ in range(10):
+    outs = []
+    for poisoned in (False, True):  # the batch becomes as small when the request is cancelled in the same place
+        with load(directory, "flashinfer", prefix_cache=False) as runtime:
+            requests = [runtime.submit(prompt, SAMPLINGS["greedy"]) for prompt in prompts()[:3]]
+            for _ in range(10):
+                runtime.step()
+            if poisoned:
+                page = requests[1]._scheduled.pages[0]
+                for index in runtime._engine.blueprint.geometry.attention_layers:
+                    runtime._engine.cache.layer(index)[0][page].fill_(float("nan"))
             runtime.step()
-        page = requests[1]._scheduled.pages[0]
-        for spec in runtime._engine.cache.buffers.layout.specs:
-            runtime._engine.cache.layer(int(spec.name.split(".")[1]))[0][page].fill_(float("nan"))
-        runtime.run_until_idle()
-        assert requests[1].completion.finish_reason == "error"
-        assert isinstance(requests[1].completion.error, trivet.TrivetError)
-        for place in (0, 2):
-            assert requests[place].completion.token_ids == expected[place]
-        assert runtime.stats()["pages_held"] == 0
-        assert runtime.generate(prompts()[:1], SAMPLINGS["greedy"])[0].token_ids == expected[0]
+            requests[1].cancel()
+            runtime.run_until_idle()
+            outs.append([request.completion for request in requests])
+            assert runtime.stats()["pages_held"] == 0
+    whole, faulty = outs
+    assert whole[1].finish_reason == "cancelled" and faulty[1].finish_reason == "error"
+    assert isinstance(faulty[1].error, trivet.TrivetError)
+    for place in (0, 2):
+        assert faulty[place].finish_reason == "length"
+        assert faulty[place].token_ids == whole[place].token_ids

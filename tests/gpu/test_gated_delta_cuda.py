@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.support.delta import DEVICE, PUBLISHED, DeltaLayer, apart, build_kernels
+from tests.support.delta import DEVICE, PUBLISHED, DeltaLayer, apart, build_kernels, decode_shapes
 
 from trivet.geometry import RecurrentGeometry
 from trivet.ops import PackedRows, gated_rms_norm
@@ -81,27 +81,47 @@ def test_decode_steps_advance_the_rows_slots_and_no_other(
     assert not layer.arrivals.any()
 
 
-def test_a_decode_row_gives_the_same_bits_whatever_is_beside_it() -> None:
+@pytest.mark.parametrize("way", range(2), ids=("whole", "split"))
+def test_a_decode_row_gives_the_same_bits_whatever_is_beside_it(way: int) -> None:
+    """As long as it takes the same kernels."""
     layer = DeltaLayer.drawn(CHUNKED[0], BATCHES[-1], SERVED_DTYPE, seed=5)
     alone, slots, projected = layer.copied(), layer.some_slots(BATCHES[-1]), layer.projected(BATCHES[-1])
-    again = layer.copied()
-    out = layer.decode(projected, slots)
-    assert torch.equal(out, again.decode(projected, slots)) and torch.equal(layer.states, again.states)
+    again, shape = layer.copied(), decode_shapes()[way]
+    out = layer.decode(projected, slots, shape=shape)
+    assert torch.equal(out, again.decode(projected, slots, shape=shape)) and torch.equal(layer.states, again.states)
     for row in (0, BATCHES[-1] - 1):
-        assert torch.equal(alone.decode(projected[row : row + 1], slots[row : row + 1])[0], out[row])
+        assert torch.equal(alone.decode(projected[row : row + 1], slots[row : row + 1], shape=shape)[0], out[row])
         assert torch.equal(alone.states[slots[row]], layer.states[slots[row]])
         assert torch.equal(alone.tails[slots[row]], layer.tails[slots[row]])
 
 
-def test_padding_rows_change_nothing_and_give_zeros() -> None:
-    rows = BATCHES[1]
+@pytest.mark.parametrize("columns", [8, 32])
+@pytest.mark.parametrize("recurrent", DECODED, ids=lambda g: f"{g.key_heads}-{g.value_heads}x{g.key_dim}-{g.value_dim}")
+def test_few_and_many_decode_rows_agree_up_to_rounding(recurrent: RecurrentGeometry, columns: int) -> None:
+    from trivet.ops.fused.delta_decode import WholeHeads
+    from trivet.ops.fused.delta_split import SplitHeads
+
+    layer = DeltaLayer.drawn(recurrent, 3, SERVED_DTYPE, seed=9)
+    other, slots, projected = layer.copied(), layer.some_slots(3), layer.projected(3)
+    whole = layer.decode(projected, slots, shape=WholeHeads())
+    split = other.decode(projected, slots, shape=SplitHeads(columns=columns))
+    assert apart(split, whole.double()) <= FURTHEST[SERVED_DTYPE] / 4
+    assert apart(other.states, layer.states.double()) <= 1e-3
+    assert torch.equal(other.tails, layer.tails)
+
+
+@pytest.mark.parametrize("rows", [1, BATCHES[1]])
+def test_padding_rows_change_nothing_and_give_zeros(rows: int) -> None:
+    from trivet.ops.fused.delta_decode import decode_shape
+
     layer = DeltaLayer.drawn(CHUNKED[0], rows, SERVED_DTYPE, seed=6)
     layer.states[layer.padding_slot] = torch.nan
     alone, slots, projected = layer.copied(), layer.some_slots(rows), layer.projected(rows + 5)
     projected[rows:] = torch.nan
     padded = torch.cat((slots, torch.full((5,), layer.padding_slot, device=DEVICE)))
-    out = layer.decode(projected, padded)
-    assert torch.equal(out[:rows], alone.decode(projected[:rows], slots))
+    shape = decode_shape(rows)
+    out = layer.decode(projected, padded, shape=shape)
+    assert torch.equal(out[:rows], alone.decode(projected[:rows], slots, shape=shape))
     assert not out[rows:].any()
     assert torch.equal(layer.states[:-1], alone.states[:-1]) and torch.equal(layer.tails, alone.tails)
     assert not layer.arrivals.any()

@@ -170,3 +170,22 @@ def test_a_waiting_generate_ends_when_another_thread_closes(family_checkpoint: P
 def test_stepping_with_nothing_to_do_returns_at_once(runtime: trivet.Runtime) -> None:
     report = runtime.step()
     assert (report.path, report.prefill_tokens, report.decode_tokens) == ("idle", 0, 0)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_text_that_waited_for_a_stop_string_is_in_the_completion_of_a_cancelled_request(
+    overlap: bool, text_checkpoint: Path
+) -> None:
+    with trivet.Runtime.load(text_checkpoint, device="cpu", autostart=False) as runtime:
+        plain = runtime.generate([[5, 6, 7]], trivet.Sampling(max_new_tokens=3, ignore_eos=True))[0]
+        assert runtime.tokenizer is not None
+        last = runtime.tokenizer.decode([plain.token_ids[2]])
+        stop = (last + "and then something that never comes",)
+        request = runtime.submit([5, 6, 7], trivet.Sampling(max_new_tokens=30, ignore_eos=True, stop=stop))
+        while len(request.completion.token_ids) < 3:
+            runtime._step(overlap=overlap)
+        request.cancel()
+        runtime.run_until_idle()
+        completion = request.completion
+        assert completion.finish_reason == "cancelled"
+        assert completion.text == runtime.tokenizer.decode(list(completion.token_ids))

@@ -117,3 +117,62 @@ def test_a_fault_that_shows_when_a_step_is_waited_for_ends_its_requests_alone(
                 assert handle.completion.token_ids == tokens
         assert len(touched) < len(handles)
         assert_at_rest(runtime)
+
+
+def test_an_interrupt_while_a_step_is_waited_for_loses_no_step(
+    family_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with trivet.Runtime.load(family_checkpoint, device="cpu", limits=LIMITS, autostart=False) as runtime:
+        sampling = trivet.Sampling(max_new_tokens=6, ignore_eos=True)
+        expected = runtime.generate([PROMPTS[1]], sampling)[0].token_ids
+        handles = [runtime.submit(prompt, sampling) for prompt in PROMPTS[:2]]
+        for _ in range(4):
+            runtime._step(overlap=True)
+        with monkeypatch.context() as patch:
+
+            def wait(results: Results) -> object:
+                raise KeyboardInterrupt
+
+            patch.setattr(Results, "wait", wait)
+            with pytest.raises(KeyboardInterrupt):
+                runtime._step(overlap=True)
+        while runtime._engine.has_work:
+            runtime._step(overlap=True)
+        assert all(handle.done for handle in handles)
+        assert_at_rest(runtime)
+        assert runtime.generate([PROMPTS[1]], sampling)[0].token_ids == expected
+
+
+def test_what_a_failed_step_had_queued_is_fenced_like_any_other(
+    family_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with trivet.Runtime.load(family_checkpoint, device="cpu", limits=LIMITS, autostart=False) as runtime:
+        engine = runtime._engine
+        ends, end = [], engine.inputs.end
+        monkeypatch.setattr(engine.inputs, "end", lambda: ends.append(1) or end())
+        with monkeypatch.context() as patch:
+
+            def fetch(values: object) -> object:
+                raise MemoryError("injected behind all that a step queues")
+
+            patch.setattr(engine.inputs, "fetch", fetch)
+            (out,) = runtime.generate([[1, 2, 3]], trivet.Sampling(max_new_tokens=2))
+        assert out.finish_reason == "error" and ends == [1]
+
+
+def test_a_report_counts_every_request_that_its_step_ended_with_an_error(
+    family_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with trivet.Runtime.load(family_checkpoint, device="cpu", limits=LIMITS, autostart=False) as runtime:
+        pool = runtime._engine.scheduler._holdings.pool
+        handles = [runtime.submit(prompt, trivet.Sampling(max_new_tokens=4)) for prompt in PROMPTS[:3]]
+        with monkeypatch.context() as patch:
+
+            def take(count: int) -> object:
+                raise MemoryError("injected")
+
+            patch.setattr(pool, "take", take)
+            failed = runtime.step().failed
+        assert failed == sum(handle.completion.finish_reason == "error" for handle in handles) > 0
+        runtime.run_until_idle()
+        assert_at_rest(runtime)

@@ -23,8 +23,8 @@ PUBLISHED = RecurrentGeometry(key_heads=16, value_heads=48, key_dim=128, value_d
 """The recurrent layers of Qwen3.5-27B."""
 NORM_EPS = 1e-6
 SPARE_SLOTS = 3
-UNUSED_COLUMNS = 8
-"""Behind a projection's, so that its rows are apart."""
+UNUSED_COLUMNS = 16
+"""Behind a projection's, so that its rows are apart; those of published widths stay as aligned as they are served."""
 
 
 @frozen(eq=False)
@@ -117,16 +117,25 @@ class DeltaLayer:
         """Rows of any lengths through the chunked kernels."""
         from trivet.ops.fused.delta_chunks import delta_chunks
 
-        out = torch.full((len(projected), self.recurrent.value_elements), torch.nan, dtype=projected.dtype).to(DEVICE)
+        shape = (len(projected), self.recurrent.value_elements)
+        out = torch.full(shape, torch.nan, dtype=projected.dtype, device=DEVICE)
         parameters = (self.recurrent, self.conv_weight, self.a_log, self.dt_bias, self.norm_weight, NORM_EPS)
         return delta_chunks(projected, *parameters, self.states, self.tails, slots, table, out)
+
+
+def decode_shapes() -> list[object]:
+    """Every way in which the fused kernels serve decode rows."""
+    from trivet.ops.fused.delta_decode import SPLIT_HEADS, WholeHeads
+
+    return [WholeHeads(), *(shape for _, shape in SPLIT_HEADS)]
 
 
 def build_kernels(recurrent: RecurrentGeometry, dtype: torch.dtype) -> None:
     """Compile what the kernels want for one geometry; in a process of its own, beside others."""
     layer = DeltaLayer.drawn(recurrent, 2, dtype, seed=0)
     slots = layer.some_slots(2)
-    layer.decode(layer.projected(2), slots)
+    for shape in decode_shapes():
+        layer.decode(layer.projected(2), slots, shape=shape)
     layer.chunks(layer.projected(70), slots, PackedRows((3, 67), DEVICE).table(0))
     if DEVICE == "cuda":
         torch.cuda.synchronize()

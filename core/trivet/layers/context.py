@@ -135,9 +135,9 @@ class StepContext:
     ) -> torch.Tensor | None:
         """From a projection to what the output projection takes, through a Gated DeltaNet layer, by fused kernels.
 
-        Decode rows take one kernel, and nothing of theirs depends on the rows beside them. The other rows go through
-        the delta rule in chunks, those of one token too. States and tails of the rows' slots advance; rows in the
-        padding slot give zeros and change nothing.
+        Of decode rows nothing depends on the rows beside them, but on how many there are which kernels they take. The
+        other rows go through the delta rule in chunks, those of one token too. States and tails of the rows' slots
+        advance; rows in the padding slot give zeros and change nothing.
 
         Args:
             projected: ``[tokens, elements]``: queries, keys and values before the convolution, output gates, beta

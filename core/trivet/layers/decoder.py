@@ -38,7 +38,8 @@ class Decoder:
     def __init__(self, parameters: Parameters, layers: Sequence[Layer], norm: RmsNorm) -> None:
         self.embedding_weight = parameters["embedding.weight"]
         untied = parameters.get("output.weight")
-        self.output = Linear(Parameters({"weight": self.embedding_weight if untied is None else untied}))
+        output = {"weight": self.embedding_weight if untied is None else untied}
+        self.output = Linear(Parameters(output, pinned=parameters.pinned))
         self.layers = tuple(layers)
         self.norm = norm
 

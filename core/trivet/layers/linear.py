@@ -6,20 +6,25 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from trivet.layers.parameters import Parameters
-from trivet.ops.dispatch import small_batch_matmul
+from trivet.ops.dispatch import pinned_matmul, small_batch_matmul
 
 
 class Linear:
     """``input @ weight.T + bias``.
 
     Args:
-        parameters: holds ``weight [out, in]`` and, where the weight map lists one, ``bias [out]``.
+        parameters: holds ``weight [out, in]`` and, where the weight map lists one, ``bias [out]``. Where they are
+            pinned, a row's output does not depend on the rows beside it.
+
+    Raises:
+        ConfigError: they are pinned, and there are no such products for this weight.
     """
 
     def __init__(self, parameters: Parameters) -> None:
         self.weight = parameters["weight"]
         self.bias = parameters.get("bias")
-        self._small_batch = small_batch_matmul(self.weight)
+        self._pinned = pinned_matmul(self.weight) if parameters.pinned else None
+        self._small_batch = None if parameters.pinned else small_batch_matmul(self.weight)
 
     def __call__(self, inputs: Tensor, residual: Tensor | None = None) -> Tensor:
         """``[tokens, in]`` to ``[tokens, out]``.
@@ -28,6 +33,8 @@ class Linear:
             residual: ``[tokens, out]``, what the output is added to, in place; the sum is rounded once. It is then
                 what is returned.
         """
+        if self._pinned is not None:
+            return self._pinned(inputs, self.bias, residual)
         if self._small_batch is not None:
             out = self._small_batch(inputs, self.bias, residual)
             if out is not None:

@@ -21,7 +21,9 @@ class GatedMlp:
         self.gate_up = Linear(parameters.below("gate_up"))
         self.down = Linear(parameters.below("down"))
         self._gated_product = (
-            None if self.gate_up.bias is not None else small_batch_matmul(self.gate_up.weight, gated=True)
+            None
+            if parameters.pinned or self.gate_up.bias is not None
+            else small_batch_matmul(self.gate_up.weight, gated=True)
         )
 
     def __call__(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:

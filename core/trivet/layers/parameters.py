@@ -10,15 +10,21 @@ from trivet.errors import PluginError
 
 
 class Parameters:
-    """A view on the loaded parameters below a prefix."""
+    """A view on the loaded parameters below a prefix.
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], prefix: str = "") -> None:
+    Attributes:
+        pinned: whether layers are to compute each token in a way that the rest of the batch does not change by a bit
+            (``numeric_policy="pinned"``). The shared layers do; a family's own must, or refuse.
+    """
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], prefix: str = "", *, pinned: bool = False) -> None:
         self._tensors = tensors
         self._prefix = prefix
+        self.pinned = pinned
 
     def below(self, name: str) -> Parameters:
         """The parameters below ``name.``."""
-        return Parameters(self._tensors, f"{self._prefix}{name}.")
+        return Parameters(self._tensors, f"{self._prefix}{name}.", pinned=self.pinned)
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """The parameter `name`; `PluginError` if the weight map lists none."""

@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from trivet.errors import ConfigError
+
 if TYPE_CHECKING:
     from trivet.ops.fused.matmul import SmallBatchMatmul
+    from trivet.ops.fused.pinned import PinnedMatmul
 
 FUSED_DTYPES = (torch.bfloat16, torch.float16)
 
@@ -44,3 +47,21 @@ def small_batch_matmul(weight: Tensor, *, gated: bool = False) -> SmallBatchMatm
         return None
     product: SmallBatchMatmul = kernels.SmallBatchMatmul(weight, kernels.device_table(weight.device), gated=gated)
     return product if product else None
+
+
+def pinned_matmul(weight: Tensor) -> PinnedMatmul:
+    """Products with ``weight [outputs, inner]`` whose rows do not depend on each other, by a single bit.
+
+    Raises:
+        ConfigError: there are none for such a weight; torch chooses the order of its sums by the number of rows.
+    """
+    kernels = fused_kernels(weight)
+    if kernels is None or not weight.is_contiguous():
+        dtype = str(weight.dtype).removeprefix("torch.")
+        raise ConfigError(
+            f"numeric_policy='pinned': no matrix product here keeps rows independent of each other for a "
+            f"{'' if weight.is_contiguous() else 'strided '}weight in {dtype} on {weight.device}; expected contiguous "
+            "bfloat16 or float16 on a CUDA device, with Triton installed; use numeric_policy='tuned'"
+        )
+    product: PinnedMatmul = kernels.PinnedMatmul(weight, dependent=kernels.device_table(weight.device).dependent_launch)
+    return product

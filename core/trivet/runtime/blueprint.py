@@ -213,13 +213,21 @@ def _select_paths(
     paths = [*family.decode_paths]
     for backend in plugins.attention_backends():
         paths += backend.decode_paths
-    return {
+    selections = {
         attention: select_path(
             paths,
             PathRequest(attention, device, dtype, options.numeric_policy, limits.page_size, options.attention),
         )
         for attention in geometry.attention_geometries
     }
+    if options.numeric_policy == "pinned" and geometry.hybrid:
+        raise ConfigError(
+            f"numeric_policy='pinned' is not served for {geometry.model_type!r}: its recurrent layers "
+            f"({len(geometry.recurrent_layers)} of {len(geometry.layers)}) take a chunk in another order of sums than "
+            "the same tokens one by one, so that results would depend on chunking, whichever decode path serves "
+            f"attention ({', '.join(path.name for path in paths)}); use numeric_policy='tuned'"
+        )
+    return selections
 
 
 def _captures(device: DeviceProfile, options: SizingOptions) -> bool:

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 
 import numpy as np
 import torch
+from attrs import evolve
 
 from trivet.attention import PlanOwner
 from trivet.caches.kv import KvCache
@@ -26,7 +27,7 @@ from trivet.ops.packed import PackedRows
 from trivet.ops.transfer import to_device
 from trivet.reservation import GRAPHS_DRIVER_LINE, GRAPHS_LINE, size_text
 from trivet.runtime.blueprint import Blueprint
-from trivet.runtime.fault import device_is_lost, release_locals
+from trivet.runtime.fault import lost_device, release_locals
 from trivet.runtime.graphs import CAPTURED_ALTERNATIVES, Bucket, CapturedSamples, DecodeGraphs
 from trivet.runtime.inputs import StepInputs
 from trivet.runtime.launched import Launched, Results
@@ -175,31 +176,39 @@ class Engine:
         if not overlap and self._in_flight is not None:
             reports.append(self._complete())
         started = time.perf_counter()
-        with self._accounts():
-            plan = self.scheduler.schedule()
-            for request in self.scheduler.take_given_up():
-                self._settle(request)
-        launched: Launched | None = None
-        if plan is not None:
+        plan: StepPlan | None = None
+        given_up = 0
+        try:
+            with self._accounts():
+                plan = self.scheduler.schedule()
+                for request in self.scheduler.take_given_up():
+                    self._settle(request)
+                    given_up += 1
+            launched = Launched(plan, self._compute(plan), started) if plan is not None else None
+        except BaseException as error:
             try:
-                launched = Launched(plan, self._compute(plan), started)
-            except BaseException as error:
                 if self._in_flight is not None:
                     reports.append(self._complete())
-                reports.append(self._fail(plan, error, started))
-                if not isinstance(error, Exception):
-                    raise
-                return reports
-        if self._in_flight is not None:
-            reports.append(self._complete())
-        self._in_flight = launched
+            finally:
+                if plan is not None:
+                    reports.append(self._fail(plan, error, started, given_up))
+            if plan is None or not isinstance(error, Exception):
+                raise
+            return reports
+        before, self._in_flight = self._in_flight, launched
+        if before is not None:
+            reports.append(self._complete(before))
         if launched is not None and not overlap:
             reports.append(self._complete())
+        if given_up:
+            last = reports.pop() if reports else StepReport()
+            reports.append(evolve(last, failed=last.failed + given_up))
         return reports
 
-    def _complete(self) -> StepReport:
-        """Take the step in flight into account, once the device has computed it."""
-        launched, self._in_flight = self._in_flight, None
+    def _complete(self, launched: Launched | None = None) -> StepReport:
+        """Take a step into account, once the device has computed it; by default the one in flight."""
+        if launched is None:
+            launched, self._in_flight = self._in_flight, None
         assert launched is not None
         plan = launched.plan
         try:
@@ -213,13 +222,14 @@ class Engine:
             new_tokens, failed = self._accept(plan, samples, scores)
         return self._report(plan, launched.started_s, new_tokens, failed)
 
-    def _fail(self, plan: StepPlan, error: BaseException, started_s: float) -> StepReport:
+    def _fail(self, plan: StepPlan, error: BaseException, started_s: float, given_up: int = 0) -> StepReport:
         """End the requests of a step that raised."""
         release_locals(error)
-        if device_is_lost(error):
-            self.fatal = error
+        lost = lost_device(self.inputs.device, error)
+        if lost is not None:
+            self.fatal = lost
         with self._accounts():
-            failed = len(self.scheduler.fail(plan, error))
+            failed = given_up + len(self.scheduler.fail(plan, error))
             logger.warning("step %d failed and ends %d requests: %s", plan.serial, failed, error)
             for request in plan.requests:
                 self._settle(request)
@@ -298,24 +308,32 @@ class Engine:
         """Queue the step on the device; where the device is the host, compute it."""
         with torch.cuda.device(self.inputs.device) if self._on_device else nullcontext():
             self.inputs.begin()
-            self._bind(plan)
-            self._set_state(plan)
-            every_row = len(plan.sampling_rows) == len(plan.requests)
-            groups = self.sampling.groups(plan.slots if every_row else plan.slots[list(plan.sampling_rows)])
-            bucket = self.graphs.bucket_of(plan) if self.graphs is not None else None
-            sampled: SampleResult | CapturedSamples | None
-            scores: dict[int, list[torch.Tensor]] = {}
-            if bucket is not None:
-                sampled = self._replay(bucket, plan, groups)
-            else:
-                hidden, slots = self._forward_rows(plan)
-                sampled = self._sample_rows(plan, hidden, slots, groups)
-                scores = self._score(plan, hidden)
-            if self.state is not None:
-                for slot, snapshot in plan.saves:
-                    self.state.save(slot, snapshot)
-            packed = self.inputs.fetch(sampled.packed()) if sampled is not None else None
-            return Results(sampled, packed, scores, self.inputs.end())
+            try:
+                return self._queue(plan)
+            except BaseException:
+                self.inputs.end()  # what was queued may still read them
+                raise
+
+    def _queue(self, plan: StepPlan) -> Results:
+        self._bind(plan)
+        self._set_state(plan)
+        every_row = len(plan.sampling_rows) == len(plan.requests)
+        sampled_slots = plan.slots if every_row else plan.slots[list(plan.sampling_rows)]
+        bucket = self.graphs.bucket_of(plan) if self.graphs is not None else None
+        groups = self.sampling.groups(sampled_slots, on_device=bucket is None)
+        sampled: SampleResult | CapturedSamples | None
+        scores: dict[int, list[torch.Tensor]] = {}
+        if bucket is not None:
+            sampled = self._replay(bucket, plan, groups)
+        else:
+            hidden, slots = self._forward_rows(plan)
+            sampled = self._sample_rows(plan, hidden, slots, groups)
+            scores = self._score(plan, hidden)
+        if self.state is not None:
+            for slot, snapshot in plan.saves:
+                self.state.save(slot, snapshot)
+        packed = self.inputs.fetch(sampled.packed()) if sampled is not None else None
+        return Results(sampled, packed, scores, self.inputs.end())
 
     def _set_state(self, plan: StepPlan) -> None:
         if self.state is not None:
@@ -332,6 +350,7 @@ class Engine:
         if all(count <= CAPTURED_ALTERNATIVES for _, count in groups.scored):
             kind = GREEDY if not groups.special else DRAWN if groups.only_drawn else FULL
             return bucket.draw(kind, groups)
+        groups = self.sampling.groups(plan.slots)
         rows = len(plan.requests)
         slots, positions = self.inputs["slots"][:rows], self.inputs["sampled_positions"][:rows]
         return self._sample(bucket.logits[:rows], slots, positions, groups)
@@ -456,7 +475,7 @@ class Engine:
             samples = samples.first(len(plan.sampling_rows))
         tokens = samples.token_ids if samples is not None else []
         endings: dict[Request, Ending] = {}
-        given = failed = 0
+        given = 0
         columns = (tokens, samples.bad, samples.logprobs) if samples is not None else ((), (), ())
         for row, token_id, bad, logprob in zip(plan.sampling_rows, *columns, strict=True):
             request = plan.requests[row]
@@ -468,7 +487,6 @@ class Engine:
                     f"request {request.id}: the logits of token {int(plan.kv_lengths[row])} hold NaN or no finite value"
                 )
                 endings[request] = Ending("error", error)
-                failed += 1
                 continue
             try:
                 if self._hand_over(request, output, token_id, logprob):
@@ -476,7 +494,6 @@ class Engine:
                 given += 1
             except Exception as error:
                 endings[request] = Ending("error", error)
-                failed += 1
         for row, values in scores.items():
             request = plan.requests[row]
             output = self._outputs.get(request.id)
@@ -484,8 +501,8 @@ class Engine:
                 output.score += values
                 if any(math.isnan(value.logprob) for value in values):
                     endings[request] = Ending("error", UnusableLogits(f"request {request.id}: logits hold NaN"))
-                    failed += 1
-        self.scheduler.complete(plan, tokens, endings)
+        ended = self.scheduler.complete(plan, tokens, endings)
+        failed = sum(request.finish_reason == "error" for request in ended)
         for request in plan.requests:
             if request.status is Status.FINISHED:  # also by a cancellation while the step was in flight
                 self._settle(request)

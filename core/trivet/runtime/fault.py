@@ -7,9 +7,20 @@ import traceback
 import torch
 
 
-def device_is_lost(error: BaseException) -> bool:
-    """Whether a CUDA fault has poisoned the process's context, after which every call fails."""
-    return isinstance(error, torch.AcceleratorError) and not isinstance(error, torch.OutOfMemoryError)
+def lost_device(device: torch.device, error: BaseException) -> BaseException | None:
+    """The fault that has made a device unusable, so that every later call fails; None if it works.
+
+    A CUDA device is asked, once all that is queued has run: the class of `error` does not tell, since running out of
+    pinned memory raises the same class as an illegal address, and libraries raise others.
+    """
+    if device.type != "cuda":
+        lost = isinstance(error, torch.AcceleratorError) and not isinstance(error, torch.OutOfMemoryError)
+        return error if lost else None
+    try:
+        torch.cuda.synchronize(device)
+    except Exception as fault:
+        return fault
+    return None
 
 
 def release_locals(error: BaseException) -> None:

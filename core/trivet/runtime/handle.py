@@ -79,7 +79,7 @@ class Request:
 
     def _text(self, produced: list[Produced]) -> str:
         if self._output.stop_decoder is not None:
-            return "".join(entry.piece or "" for entry in produced)
+            return "".join(entry.piece or "" for entry in produced) + self._output.withheld
         reader = TokenReader(self._new_decoder())
         return "".join(reader.read(entry).text for entry in produced) + reader.rest()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 import torch
 
@@ -54,7 +54,7 @@ def load_engine(
     if not random_weights:
         checkpoint = Checkpoint.open(blueprint.directory)
         check(checkpoint, blueprint.weight_map)
-    with _room(blueprint.ledger), ExitStack() as undo:
+    with _room(blueprint.ledger), _current(device), ExitStack() as undo:
         owned: dict[str, Buffers] = {}
 
         def allocate(line: str, layout: BufferLayout) -> Buffers:
@@ -70,12 +70,18 @@ def load_engine(
             tensors = load_parameters(checkpoint, blueprint.weight_map, weights, blueprint.capacity.dtype, progress)
         build = blueprint.family.builder()
         with blueprint.family.blamed("build", torch.OutOfMemoryError):
-            model = build(blueprint.geometry, Parameters(tensors))
+            pinned = blueprint.capacity.numeric_policy == "pinned"
+            model = build(blueprint.geometry, Parameters(tensors, pinned=pinned))
         engine = _assemble(blueprint, device, model, allocate, owned, end_token_ids, seed)
         with blueprint.family.blamed("the capture of its decode steps", torch.OutOfMemoryError):
             engine.capture_graphs()
         undo.pop_all()
         return engine
+
+
+def _current(device: torch.device) -> AbstractContextManager[object]:
+    """Make a CUDA device the current one, which is where Triton launches kernels."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @contextmanager

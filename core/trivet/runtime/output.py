@@ -33,6 +33,7 @@ class RequestOutput:
         stop_decoder: decodes within the step when stop strings must be seen; None leaves decoding to readers.
         score_top: alternatives to report at each position of a scored prompt.
         score: log-probabilities of a scored prompt.
+        withheld: text that the step kept back when the request was cancelled or failed.
     """
 
     __slots__ = (
@@ -46,6 +47,7 @@ class RequestOutput:
         "score",
         "score_top",
         "stop_decoder",
+        "withheld",
     )
 
     def __init__(
@@ -60,6 +62,7 @@ class RequestOutput:
         self.score: list[TokenLogprob] = []
         self.finish_reason: str | None = None
         self.error: BaseException | None = None
+        self.withheld = ""
         # A token with nothing to it is kept as its bare id. One object for each token, of a sort that the garbage
         # collector looks through, would have it scan every token of every open request, over and over.
         self._produced: list[int | Produced] = []
@@ -105,11 +108,22 @@ class RequestOutput:
         """End the request. The first end stands."""
         with self._changed:
             if self.finish_reason is None:
+                if reason in ("cancelled", "error"):
+                    self.withheld = self._withheld()
                 self.error = error
                 self.finish_reason = reason
             self._changed.notify_all()
         if self._listener is not None:
             self._listener()
+
+    def _withheld(self) -> str:
+        """Text of the tokens given that waited for a stop string to go on."""
+        if self.stop_decoder is None or self.stop_decoder.stopped:
+            return ""
+        try:
+            return self.stop_decoder.finish()
+        except Exception:  # it may be what ends the request
+            return ""
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the request has ended; False if `timeout` seconds passed before."""

@@ -335,7 +335,12 @@ class Runtime:
             self._thread.join()
         with self._steps:
             self._go_down("the runtime was closed")
-            self._engine.close()
+            try:
+                self._engine.close()
+            except Exception:
+                if self._engine.fatal is None:
+                    raise
+                logger.exception("a runtime whose device was lost could not release all of its memory")
 
     def __enter__(self) -> Runtime:
         return self

@@ -139,16 +139,19 @@ class SamplingBatch:
         """Take `slot` back. Its rows count as greedy until it is bound again; a free slot may be released."""
         self._note(slot, Choice.GREEDY, False, 0, -1)
 
-    def groups(self, slots: Sequence[int] | NDArray[np.integer] | Tensor) -> SampleGroups:
+    def groups(self, slots: Sequence[int] | NDArray[np.integer] | Tensor, *, on_device: bool = True) -> SampleGroups:
         """Which rows of a step need which work.
 
         Worth keeping over steps with the same rows. Reads `slots` on the host: give a list, an array or a CPU tensor.
 
         Args:
             slots: the slot of each row, [rows].
+            on_device: whether `sample` will work by them; otherwise they only tell what is asked, and their rows stay
+                on the host.
         """
         if not self._demanding:
             return PLAIN
+        device = self.device if on_device else torch.device("cpu")
         places = np.asarray(slots.cpu() if isinstance(slots, torch.Tensor) else slots, dtype=np.int64)
         kinds = self._choices[places] * 2 + self._penalised[places]
         special = []
@@ -159,7 +162,7 @@ class SamplingBatch:
                     RowGroup(
                         choice=Choice(kind // 2),
                         penalised=bool(kind % 2),
-                        rows=to_device(torch.from_numpy(rows), self.device),
+                        rows=to_device(torch.from_numpy(rows), device),
                         candidates=int(self._top_k[places[rows]].max()),
                     )
                 )
@@ -167,8 +170,8 @@ class SamplingBatch:
         scored_rows = np.flatnonzero(scored >= 0)
         return SampleGroups(
             special=tuple(special),
-            penalised_rows=self._on_device(np.flatnonzero(self._penalised[places])),
-            scored_rows=self._on_device(scored_rows),
+            penalised_rows=_rows_on(device, np.flatnonzero(self._penalised[places])),
+            scored_rows=_rows_on(device, scored_rows),
             scored=tuple(zip(scored_rows.tolist(), scored[scored_rows].tolist(), strict=True)),
         )
 
@@ -209,8 +212,9 @@ class SamplingBatch:
         else:
             self._demanding.discard(slot)
 
-    def _on_device(self, rows: NDArray[np.int64]) -> Tensor | None:
-        return to_device(torch.from_numpy(rows), self.device) if len(rows) else None
+
+def _rows_on(device: torch.device, rows: NDArray[np.int64]) -> Tensor | None:
+    return to_device(torch.from_numpy(rows), device) if len(rows) else None
 
 
 def _device_values(sampling: Sampling, seed: int, vocabulary: int) -> dict[str, float | int]:

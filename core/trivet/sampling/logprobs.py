@@ -14,6 +14,9 @@ from trivet.sampling.ranking import ranked_tokens
 if TYPE_CHECKING:
     from torch import Tensor
 
+ROW_GRAIN = 4
+"""Elements of float32 in the 16 bytes that a CUDA thread loads at once."""
+
 
 @frozen
 class TokenLogprob:
@@ -90,7 +93,7 @@ def token_logprobs(logits: Tensor, targets: Tensor, top: int = 0, rows: Tensor |
     for start in range(0, scored, step):
         part = slice(start, start + step)
         values = (logits[part] if rows is None else logits[rows[part]]).float()
-        scores = torch.log_softmax(values, dim=-1)
+        scores = torch.log_softmax(_aligned_rows(values), dim=-1)
         chosen[part] = scores.gather(-1, targets[part].unsqueeze(-1)).squeeze(-1)
         if top:
             # Ranked by the logits: subtracting the normaliser rounds, and makes equals of what was not equal.
@@ -98,3 +101,15 @@ def token_logprobs(logits: Tensor, targets: Tensor, top: int = 0, rows: Tensor |
             top_ids[part] = ids
             top_values[part] = scores.gather(-1, ids)
     return Logprobs(targets, chosen, top_ids, top_values)
+
+
+def _aligned_rows(values: Tensor) -> Tensor:
+    """`values`, on CUDA with columns of probability 0 behind them where rows would not start at multiples of 16 bytes.
+
+    torch's softmax there sums a row in an order that depends on where in memory it starts, and with that on its place
+    among the rows.
+    """
+    uneven = -values.shape[1] % ROW_GRAIN
+    if not uneven or not values.is_cuda:
+        return values
+    return torch.nn.functional.pad(values, (0, uneven), value=-torch.inf)

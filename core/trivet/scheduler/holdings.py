@@ -77,11 +77,16 @@ class Holdings:
             self._blocked = (request, self._releases, matched_pages)
             return False
         self._blocked = None
-        self.gate.reserve(new_pages)
-        request.reserved_pages = new_pages
         request.slot = slot
-        if match is not None:
-            self._share(request, match)
+        request.node = match.node if match is not None else None
+        try:
+            self.gate.reserve(new_pages)
+            request.reserved_pages = new_pages
+            if match is not None:
+                self._share(request, match)
+        except BaseException:
+            self.release(request)
+            raise
         return True
 
     def release(self, request: Request) -> None:
@@ -177,6 +182,14 @@ class Holdings:
             request.node = node  # page by page: what a later one raises finds the accounts right
             request.published_pages = index + 1
         request.publish_at_tokens = (full_pages + 1) * self.page_size
+
+    def stop_publishing(self, request: Request) -> None:
+        """Offer no further page of `request` to others."""
+        request.publish_at_tokens = NEVER_TOKENS
+
+    def publishes(self, request: Request) -> bool:
+        """Whether pages of `request` are offered to others as they fill."""
+        return request.publish_at_tokens != NEVER_TOKENS
 
     def retract(self, request: Request) -> None:
         """Offer nothing of the chain of `request` any more: what was computed from it is unusable."""

@@ -5,6 +5,7 @@ Counts only; the engine carries the plans out.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,8 @@ from trivet.scheduler.rows import RunningRows, prefill_piece_tokens
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+logger = logging.getLogger("trivet.scheduler")
 
 NO_ENDINGS: Mapping[Request, Ending] = {}
 
@@ -367,8 +370,8 @@ class Scheduler:
         unusable = {request for request, ending in ended if ending.reason == "error"}
         for save in plan.save_points:
             request = plan.requests[save.row]
-            if request.status is Status.RUNNING and request not in unusable:
-                self._holdings.attach_save(request, save)
+            if request.status is Status.RUNNING and request not in unusable and self._holdings.publishes(request):
+                self._attach(request, save)
             else:
                 self._holdings.drop_saves((save,))
         for request in unusable:
@@ -421,11 +424,22 @@ class Scheduler:
                 self._holdings.publish(request)
             except AccountingError:
                 raise
-            except Exception as error:
-                return Ending("error", error)
+            except Exception as error:  # the request is whole, only nobody will find more of it
+                self._holdings.stop_publishing(request)
+                logger.warning("request %d is no longer offered to others: %s", request.id, error)
         if ending is None and computed_tokens == request.lifetime_tokens:
             return Ending("length")
         return ending
+
+    def _attach(self, request: Request, save: SavePoint) -> None:
+        """Make a snapshot findable; one that cannot be costs a hit, and nothing else."""
+        try:
+            self._holdings.attach_save(request, save)
+        except AccountingError:
+            raise
+        except Exception as error:
+            self._holdings.drop_saves((save,))
+            logger.warning("request %d: a snapshot is not offered to others: %s", request.id, error)
 
     def _close_step(self, plan: StepPlan) -> None:
         if plan.serial != self._closed_steps or plan.serial >= self._scheduled_steps:

@@ -1,10 +1,11 @@
 # mypy: disallow-untyped-defs=False, disallow-untyped-decorators=False, disallow-incomplete-defs=False
 """One token of each row through a Gated DeltaNet layer, between its two projections.
 
-Few rows take one kernel, and more of them those of `trivet.ops.fused.delta_split`. A program of the one kernel has one value head of one row, and holds that head's whole state in registers: the convolution of its
-channels, the delta rule, the norm over the head and the output gate need nothing of another program. What they share is
-the convolution's tail of their key head, which all of them read and one must write: the last of them to have read it
-does, so that it is written in place without a kernel of its own.
+Few rows take one kernel, and more of them those of `trivet.ops.fused.delta_split`. A program of the one kernel has one
+value head of one row, and holds that head's whole state in registers: the convolution of its channels, the delta rule,
+the norm over the head and the output gate need nothing of another program. What they share is the convolution's tail of
+their key head, which all of them read and one must write: the last of them to have read it does, so that it is written
+in place without a kernel of its own.
 """
 
 from __future__ import annotations

@@ -19,6 +19,8 @@ from trivet.ops.packed import ChunkTable
 LOG2_E = 1.4426950408889634
 """Decays are handed on as logarithms to base 2."""
 
+WARPS = 8
+
 TAIL_BLOCK = 1024
 """Channels of a program that writes tails."""
 
@@ -178,6 +180,7 @@ def delta_inputs(
     table: ChunkTable,
     *,
     dependent: bool | None = None,
+    warps: int = WARPS,
 ) -> DeltaInputs:
     """Convolve, split, norm and gate rows of any lengths, then write their new tails.
 
@@ -191,6 +194,7 @@ def delta_inputs(
         slots: int64 ``[rows]``, different from each other.
         table: the rows.
         dependent: start while the kernel before drains; None: as the device's table says.
+        warps: of a program.
     """
     tokens, device = projected.shape[0], projected.device
     if dependent is None:
@@ -206,7 +210,7 @@ def delta_inputs(
         projected, conv_weight.t().contiguous(), a_log, dt_bias, tails, slots, table.starts, table.chunks,
         pairs, value, decay, beta, tokens, *strides, recurrent.key_heads, heads, recurrent.key_dim,
         recurrent.value_dim, taps, table.chunk_tokens, block, UNIT_LENGTH_EPS, LOG2_E, dependent,
-        num_warps=8, launch_pdl=dependent,
+        num_warps=warps, launch_pdl=dependent,
     )  # fmt: skip
     if taps > 1:
         channels = recurrent.conv_channels

@@ -8,8 +8,10 @@ from trivet.ops.fused.gated_norm import gated_rms_norm
 from trivet.ops.fused.heads import norm_rotate_append
 from trivet.ops.fused.matmul import SmallBatchMatmul
 from trivet.ops.fused.norm import rms_norm
+from trivet.ops.fused.pinned import PinnedMatmul
 
 __all__ = [
+    "PinnedMatmul",
     "SmallBatchMatmul",
     "chunks_serve",
     "decode_serves",
