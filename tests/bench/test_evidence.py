@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,19 @@ def lookup_table() -> str:
     return table(("cached pages", "matched pages", "first look us", "second look us"), rows)
 
 
-@pytest.mark.parametrize("expected", [peer_table, arms_table, host_table, lookup_table])
+def generate_table() -> str:
+    rows = []
+    for entry in record("qwen3-14b-generate-h200")["results"]["batches"]:
+        tokens = entry["batch"] * entry["new_tokens"]
+        rate = statistics.median(tokens / call["seconds"] for call in entry["calls"])
+        ttft_ms = statistics.median(call["ttft_ms"] for call in entry["calls"])
+        rows.append(
+            (entry["batch"], *(entry["medians"][name] for name in ("mean", "p50", "p95", "p99")), rate, ttft_ms)
+        )
+    return table(("batch", "TPOT ms", "p50", "p95", "p99", "tok/s", "TTFT ms"), rows)
+
+
+@pytest.mark.parametrize("expected", [peer_table, arms_table, host_table, lookup_table, generate_table])
 def test_a_table_of_the_page_follows_from_its_record(expected: Any) -> None:
     assert expected() in PAGE, f"expected in sdk_docs/bench.md:\n{expected()}"
 
