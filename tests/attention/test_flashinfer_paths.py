@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -218,3 +219,29 @@ def test_the_committed_threshold_loses_little_on_any_measured_chunk() -> None:
         long = speeds.hopper_from.reached(figure["rows"] * figure["chunk"], figure["rows"])
         chosen, other = ("fa3", "fa2") if long else ("fa2", "fa3")
         assert figure["us"][chosen] <= 1.25 * figure["us"][other], figure
+
+
+def test_steps_of_few_rows_run_on_the_split_kv_kernel_where_it_was_measured_to_be_the_faster_one() -> None:
+    root = Path(__file__).parents[2]
+    table = json.loads((root / "core/trivet/attention/flashinfer/speeds.json").read_text(encoding="utf-8"))["h200"]
+    figures = json.loads((root / table["few_rows_evidence"]).read_text(encoding="utf-8"))["figures"]
+    checked = 0
+    for head_dim, speeds in table["head_dims"].items():
+        for entry in speeds["few_rows"]:
+            for group in entry["groups"]:
+                for few in entry["up_to"]:
+                    shape = few["shape"]
+                    label = (
+                        f"{shape['tile_tokens']}/{shape['least_tokens']}/{shape['most_splits']} w{shape['warps']} "
+                        f"s{shape['stages']} p{shape['programs_per_multiprocessor']}"
+                    )
+                    ratios = [
+                        figure["us"][label] / figure["us"]["paged_prefill"]
+                        for figure in figures
+                        if figure["heads"][2] == int(head_dim)
+                        and figure["heads"][0] == group * figure["heads"][1]
+                        and figure["rows"] == few["rows"]
+                    ]
+                    assert len(ratios) == 5 and math.prod(ratios) < 1, (head_dim, group, few["rows"], ratios)
+                    checked += 1
+    assert checked == 7
