@@ -43,6 +43,14 @@ def test_a_call_that_never_decodes_together_is_refused(tmp_path: Path) -> None:
     from trivet.bench.stepping import BenchmarkError
 
     make_qwen3(tmp_path)
-    settings = GenerateSettings(str(tmp_path), (2,), 9, 1, 1, 0, 1, (), False, 0, {"device": "cpu", "dtype": "float32"})
-    with pytest.raises(BenchmarkError, match="all 2 requests"):
-        bench_generate(settings, print)
+    load = {"device": "cpu", "dtype": "float32"}
+    for new_tokens, kernels, limits, text in (
+        (1, False, {}, "no two decode steps"),
+        (8, True, {}, "--kernels"),
+        (8, False, {"max_requests": 1}, "max_requests allows 1"),
+        (8, False, {"max_step_tokens": 1}, "max_step_tokens allows 1"),
+    ):
+        asked = load | ({"limits": limits} if limits else {})
+        settings = GenerateSettings(str(tmp_path), (2,), 9, new_tokens, 1, 0, 1, (), kernels, 0, asked)
+        with pytest.raises(BenchmarkError, match=text):
+            bench_generate(settings, print)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -109,3 +110,21 @@ def test_no_plugin_for_another_api_version_is_imported(site: Path) -> None:
         "code = main(['doctor'])\nassert 'xs_next' not in sys.modules\nsys.exit(10 + code)"
     )
     assert subprocess.run([sys.executable, "-c", script, str(site)], check=False, timeout=120).returncode == 11
+
+
+def test_a_plugin_that_prints_when_it_is_imported_leaves_one_json_object(site: Path) -> None:
+    greeting = "import os\nprint('welcome')\nos.write(1, b'raw welcome')\n"
+    install(site, "loud", {FAMILIES: {"loud": "loud:plugin"}}, {"loud": greeting + working_family("loud")})
+    command = [sys.executable, "-m", "trivet", "doctor", "--json"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(site), *sys.path])}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert named(json.loads(done.stdout), "loud")["status"] == "ready"
+    assert "welcome" in done.stderr and "raw welcome" in done.stderr
+
+
+def test_nobody_is_told_to_remove_trivet_itself(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    install(site, "other", {FAMILIES: {"qwen3": "other:plugin"}}, {"other": working_family("qwen3")})
+    code, report = doctor(capsys)
+    assert code == 1
+    remedies = [plugin["remedy"] for plugin in report["plugins"] if plugin["name"] == "qwen3"]
+    assert remedies and not any("uninstall trivet" in (remedy or "") for remedy in remedies)

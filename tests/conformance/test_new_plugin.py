@@ -104,3 +104,17 @@ def test_the_template_installs_beside_the_wheel_in_a_fresh_environment(tmp_path:
     said = run(str(binaries / "trivet"), "conform", "sprout").splitlines()
     assert said[-1].startswith("required") and said[-1].endswith("not run 0")
     assert run(str(binaries / "python"), "-m", "pytest", "-q", cwd=tmp_path / "project").splitlines()[-1] == said[-1]
+
+
+@pytest.mark.parametrize("name", ["qwen3", "x" * 300])
+def test_a_name_that_would_take_the_place_of_another_package_is_refused(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["new-plugin", name, str(tmp_path / "made")]) == 1
+    assert "plugin name" in capsys.readouterr().err and not (tmp_path / "made").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["new-plugin", "mine", str(tmp_path / "file" / "made")]) == 1
+    assert "cannot be made" in capsys.readouterr().err

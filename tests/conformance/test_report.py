@@ -171,3 +171,18 @@ def test_a_real_checkpoint_is_held_to_what_it_can_show(capsys: pytest.CaptureFix
     assert (
         capsys.readouterr().out.splitlines()[-1] == "required 2/2 · optional 1/1 · declared unsupported 0 · not run 0"
     )
+
+
+def test_a_record_that_cannot_be_kept_is_refused_before_any_check_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    started = time.perf_counter()
+    assert main(["conform", "qwen3", "--json", str(tmp_path / "file" / "record.json")]) == 1
+    assert time.perf_counter() - started < 5
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_a_check_outside_the_tiers_that_are_asked_for_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["conform", "qwen3", "--check", "numerics.prefill/1", "--tier", "protocol"]) == 2
+    assert "numerics.prefill/1" in capsys.readouterr().err

@@ -94,3 +94,18 @@ def test_a_class_without_a_model_type_cannot_be_made() -> None:
 def test_importing_the_package_imports_neither_torch_nor_pytest() -> None:
     script = "import sys, trivet.conformance; assert not {'torch', 'pytest'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [{"tiers": ("protocl",)}, {"tiers": ()}, {"tiers": "numerics"}, {"seed": "x"}, {"seed": True}],
+    ids=repr,
+)
+def test_a_class_that_asks_for_what_is_not_there_cannot_be_made(properties: dict[str, object]) -> None:
+    with pytest.raises(TypeError, match=next(iter(properties))):
+        type("TestMine", (FamilyConformance,), {"model_type": "qwen3", **properties})
+
+
+def test_a_class_may_name_its_tiers_in_a_list() -> None:
+    made = type("TestMine", (FamilyConformance,), {"model_type": "qwen3", "tiers": ["protocol"]})
+    assert made.tiers == ("protocol",)

@@ -285,3 +285,38 @@ def test_a_request_smaller_than_the_pool_is_served_though_a_full_context_would_n
     runtime: trivet.Runtime,
 ) -> None:
     assert len(runtime.generate([[1] * 20], trivet.Sampling(max_new_tokens=None))[0].token_ids) == 8 * 4 + 1 - 20
+
+
+@pytest.mark.parametrize("prompt", [b"ab", bytearray(b"ab"), {1: 2}, {1, 2}], ids=repr)
+def test_what_only_looks_like_token_ids_is_refused(prompt: Any, family_checkpoint: Path) -> None:
+    with trivet.Runtime.load(family_checkpoint, device="cpu", autostart=False) as runtime:
+        for call in (runtime.submit, runtime.stream, runtime.score, lambda each: runtime.generate([each])):
+            with pytest.raises(trivet.RequestRejected, match=type(prompt).__name__):
+                call(prompt)
+        with pytest.raises(trivet.RequestRejected, match=r"expected a trivet\.Sampling"):
+            runtime.generate([[1], [2]], {"max_new_tokens": 1})  # type: ignore[arg-type]
+        assert runtime.stats()["requests_submitted"] == 0
+
+
+def test_waiting_for_a_request_steps_a_runtime_without_a_thread(family_checkpoint: Path) -> None:
+    with trivet.Runtime.load(family_checkpoint, device="cpu", autostart=False) as runtime:
+        request = runtime.submit([1, 2, 3], trivet.Sampling(max_new_tokens=3))
+        assert not request.wait(timeout=0)
+        assert request.wait() and len(request.completion.token_ids) == 3
+
+
+def test_a_closed_runtime_cannot_be_entered(family_checkpoint: Path) -> None:
+    runtime = trivet.Runtime.load(family_checkpoint, device="cpu", autostart=False)
+    runtime.close()
+    with pytest.raises(trivet.RuntimeDown), runtime:
+        pass
+
+
+def test_a_context_beyond_the_positions_of_the_model_is_served_with_a_warning(
+    family_checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    positions = json.loads((family_checkpoint / "config.json").read_text())["max_position_embeddings"]
+    for context, warned in ((positions, False), (positions + 1, True)):
+        caplog.clear()
+        trivet.plan_memory(family_checkpoint, limits=trivet.Limits(2, 8, context, 4))
+        assert any(str(positions) in message for message in caplog.messages) == warned

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 WARM_NEW_TOKENS = 8
 PROFILED_NEW_TOKENS = 24
 LAST_STEP_S = 5.0
+LEAST_NEW_TOKENS = 4
 
 Report = Callable[[str], None]
 
@@ -68,6 +69,7 @@ def bench_generate(settings: GenerateSettings, report: Report) -> dict[str, Any]
     """Generate; tells `report` the tables, and returns what a record keeps."""
     from trivet.runtime.runtime import Runtime
 
+    _require_possible(settings)
     new_tokens = max(settings.new_tokens, settings.many_new_tokens, WARM_NEW_TOKENS, PROFILED_NEW_TOKENS)
     context = max(settings.prompt_tokens + new_tokens, *(tokens + 1 for tokens in settings.long_prompts), 1)
     load = with_limits(settings.load, max(settings.batches), context)
@@ -89,6 +91,29 @@ def bench_generate(settings: GenerateSettings, report: Report) -> dict[str, Any]
             results["kernels"] = _kernels(caller, settings, report)
         results["stats"] = runtime.stats()
     return results
+
+
+def _require_possible(settings: GenerateSettings) -> None:
+    """Refuse what cannot be measured, before anything is loaded.
+
+    Raises:
+        BenchmarkError: kernels without CUDA, fewer requests at once than a batch has, or too few new tokens.
+    """
+    from trivet.runtime.device import resolve_device
+
+    device, _ = resolve_device(settings.load.get("device"))
+    if settings.kernels and device.type != "cuda":
+        raise BenchmarkError(f"the kernels of a {device.type} cannot be told apart: leave --kernels out")
+    limits, batch = settings.load.get("limits", {}), max(settings.batches)
+    for name, what in (("max_requests", "requests at once"), ("max_step_tokens", "tokens in a step")):
+        allowed = limits.get(name)
+        if allowed is not None and allowed < batch:
+            raise BenchmarkError(f"a batch of {batch} never decodes together: {name} allows {allowed} {what}")
+    if settings.new_tokens < LEAST_NEW_TOKENS:
+        raise BenchmarkError(
+            f"{settings.new_tokens} new tokens have no two decode steps between them: expected {LEAST_NEW_TOKENS} at "
+            "least"
+        )
 
 
 class Caller:

@@ -15,6 +15,7 @@ import click
 
 from trivet.cli.debug import debug_option
 from trivet.conformance.check import TIERS
+from trivet.errors import ConfigError
 
 if TYPE_CHECKING:
     from trivet.conformance.outcome import Outcome
@@ -60,9 +61,15 @@ def conform(
     from trivet.conformance.manifest import CHECKS
     from trivet.conformance.record import closing_lines, junit, make_record, markdown
 
+    for file in (json_file, junit_file, markdown_file):
+        if file is not None:
+            _require_writable(file)
     unknown = [id for id in ids if id not in {check.id for check in CHECKS}]
     if unknown:
         raise click.UsageError(f"no check is called {unknown[0]!r}; the ids end with a version, as in {CHECKS[0].id!r}")
+    elsewhere = [check.id for check in CHECKS if check.id in ids and tiers and check.tier not in tiers]
+    if elsewhere:
+        raise click.UsageError(f"check {elsewhere[0]} is in none of the tiers that were asked for ({', '.join(tiers)})")
     asked = Asked(model_type, tuple(tier for tier in TIERS if tier in tiers) or None, model, seed)
     started = time.perf_counter()
     outcomes: list[Outcome] = []
@@ -87,6 +94,16 @@ def conform(
     for line in closing_lines(record):
         click.echo(line)
     return 0 if record["passed"] else 1
+
+
+def _require_writable(file: Path) -> None:
+    """Make the folder of a file that is to be written, before time is spent on what cannot be kept."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written: {error.strerror}; choose another file") from error
 
 
 @contextmanager

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
 import attrs
@@ -12,6 +16,7 @@ import click
 from trivet.cli.debug import debug_option
 from trivet.cli.environment import Part, environment
 from trivet.plugin.groups import FAMILIES
+from trivet.plugin.hookspecs import PROJECT
 from trivet.plugin.manager import PluginManager
 from trivet.plugin.record import PluginRecord
 from trivet.plugin.selection import VARIABLE
@@ -27,10 +32,11 @@ def doctor(as_json: bool) -> int:
 
     Only plugins that are meant for this Trivet are imported. A missing optional part of the environment is a note.
     """
-    manager = PluginManager.discover()
-    manager.load_all()
-    plugins = [_examined(record, manager) for record in manager.records]
-    parts = environment()
+    with _stdout_is_ours():
+        manager = PluginManager.discover()
+        manager.load_all()
+        plugins = [_examined(record, manager) for record in manager.records]
+        parts = environment()
     notes = [f"{VARIABLE} names {selector!r}, but no plugin is called that" for selector in manager.unmatched]
     wrong = [plugin for plugin in plugins if plugin["status"] in WRONG]
     if as_json:
@@ -46,6 +52,26 @@ def doctor(as_json: bool) -> int:
         count = f"{len(wrong)} of {len(plugins)} plugins wrong" if wrong else f"{len(plugins)} plugins, none wrong"
         click.echo(f"\n{count}")
     return 1 if wrong else 0
+
+
+@contextmanager
+def _stdout_is_ours() -> Iterator[None]:
+    """Send to stderr what is printed meanwhile, also by compiled code: plugins and libraries greet at import."""
+    sys.stdout.flush()
+    try:
+        ours, errors = sys.stdout.fileno(), sys.stderr.fileno()
+    except (OSError, ValueError):  # no files stand behind them
+        with redirect_stdout(sys.stderr):
+            yield
+        return
+    kept = os.dup(ours)
+    os.dup2(errors, ours)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, ours)
+        os.close(kept)
 
 
 def _examined(record: PluginRecord, manager: PluginManager) -> dict[str, Any]:
@@ -81,11 +107,15 @@ def _remedy(record: PluginRecord) -> str | None:
     if record.status != "failed":
         return None
     if record.phase == "metadata":
+        if name == PROJECT:  # its own entry points are right: somebody else claims the same name
+            return f"uninstall the other distribution that the error names, or set {VARIABLE}=-OTHER:{record.name}"
         return f"pip uninstall {name}"
     missing = re.search(r"No module named '([\w.]+)'", record.error or "")
     if record.phase == "import" and missing and not record.target.startswith(missing[1].partition(".")[0]):
         return f"pip install {missing[1].partition('.')[0]}, or pip uninstall {name}"
-    return f"pip install --force-reinstall {name}, or pip uninstall {name}"
+    if record.phase == "import":
+        return f"pip install --force-reinstall {name}, or pip uninstall {name}"
+    return f"mend the source of {name} (or tell its author), or pip uninstall {name}"
 
 
 def _plugin_lines(plugins: list[dict[str, Any]]) -> list[str]:

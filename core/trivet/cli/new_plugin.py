@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 
@@ -18,6 +19,7 @@ from trivet.errors import ConfigError
 TEXT_SUFFIX = ".txt"
 """Of template files whose placeholders are filled in; others are copied as they are."""
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+LONGEST_PACKAGE = 100
 _RENAMED = {"gitignore": ".gitignore", "github": ".github"}
 """Names that would mean something to tools already inside the template."""
 
@@ -38,16 +40,28 @@ def write_plugin(name: str, directory: Path) -> None:
     """Fill in the template.
 
     Raises:
-        ConfigError: `name` cannot name an entry point, or `directory` is not empty.
+        ConfigError: `name` cannot name an entry point or is that of an installed package, or `directory` is not empty
+            or cannot be made.
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"plugin name {name!r}: expected the model_type of config.json, made of letters, digits, dots, dashes and "
             "underscores"
         )
+    package = "trivet_" + re.sub(r"\W+", "_", name).lower()
+    if len(package) > LONGEST_PACKAGE:
+        raise ConfigError(f"plugin name {name!r} has {len(name)} characters: expected a name that a file can have")
+    if find_spec(package) is not None:
+        raise ConfigError(
+            f"plugin name {name!r}: a package {package!r} is installed already, and the new one would take its place; "
+            "choose another name, which should be the model_type of config.json"
+        )
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ConfigError(f"{directory} is there already: expected a new or an empty directory")
-    package = "trivet_" + re.sub(r"\W+", "_", name).lower()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{directory} cannot be made: {error.strerror}; choose another folder") from error
     values = {
         "name": name,
         "package": package,

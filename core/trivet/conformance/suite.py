@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from trivet.conformance.check import Tier
+from trivet.conformance.check import TIERS, Tier
 
 PROPERTIES = ("model_type", "tiers", "seed")
 
@@ -21,7 +21,7 @@ class FamilyConformance:
         seed: of every drawn input.
 
     Raises:
-        TypeError: a subclass defines something else.
+        TypeError: a subclass defines something else, or a property is none that can be tested.
     """
 
     model_type: ClassVar[str]
@@ -39,6 +39,16 @@ class FamilyConformance:
             )
         if not isinstance(getattr(cls, "model_type", None), str):
             raise TypeError(f"{cls.__name__} has no model_type, expected the name of the plugin's entry point")
+        if cls.tiers is not None:
+            named = None if isinstance(cls.tiers, str) else tuple(cls.tiers)
+            if not named or any(tier not in TIERS for tier in named):
+                raise TypeError(
+                    f"{cls.__name__}.tiers is {cls.tiers!r}, expected None or one or more of {', '.join(TIERS)}, as in "
+                    f"({TIERS[0]!r},)"
+                )
+            cls.tiers = named
+        if not isinstance(cls.seed, int) or isinstance(cls.seed, bool):
+            raise TypeError(f"{cls.__name__}.seed is {cls.seed!r}, expected an integer")
 
     def test_needs_the_pytest_plugin(self) -> None:
         """Found by pytest only where the plugin that makes tests of the checks is not active."""

@@ -100,6 +100,13 @@ def draw_blueprint(directory: Path, options: SizingOptions, device: DeviceProfil
     geometry = _given(family, "read_geometry", ModelGeometry, lambda: family.read_geometry(document))
     _require_capabilities(family, geometry, device, options)
     limits = options.limits or _default_limits(geometry, device)
+    if limits.max_context > geometry.max_positions:
+        logger.warning(
+            "max_context is %d, and the model was made for %d positions (max_position_embeddings): what it says beyond "
+            "them may be worth little",
+            limits.max_context,
+            geometry.max_positions,
+        )
     dtype = options.dtype or geometry.dtype
     selections = _select_paths(family, plugins, geometry, limits, device, dtype, options)
     capacity = RuntimeCapacity.of(

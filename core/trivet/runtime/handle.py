@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from trivet.runtime.output import Produced, RequestOutput
@@ -22,11 +23,13 @@ class Request:
         output: RequestOutput,
         cancel: Callable[[ScheduledRequest], None],
         new_decoder: Callable[[], StreamDecoder | None],
+        drive: Callable[[], object] | None = None,
     ) -> None:
         self._scheduled = scheduled
         self._output = output
         self._cancel = cancel
         self._new_decoder = new_decoder
+        self._drive = drive
         self._final: dict[str, Completion] = {}
 
     @property
@@ -59,9 +62,16 @@ class Request:
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the request is done; False if `timeout` seconds passed before.
 
-        Somebody else must be stepping the runtime: its own thread, or another one of the caller's.
+        Where the runtime has no thread of its own, this steps it.
         """
-        return self._output.wait(timeout)
+        if self._drive is None:
+            return self._output.wait(timeout)
+        give_up_s = None if timeout is None else time.monotonic() + timeout
+        while not self.done:
+            if give_up_s is not None and time.monotonic() >= give_up_s:
+                return False
+            self._drive()
+        return True
 
     def _summary(self) -> Completion:
         produced = self._output.entries()

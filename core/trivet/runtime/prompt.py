@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from trivet.errors import RequestRejected
 from trivet.text.tokenizer import Tokenizer
@@ -43,6 +43,8 @@ def checked_ids(ids: list[int], vocab_size: int) -> list[int]:
 
 def _as_integers(prompt: Sequence[int]) -> list[int]:
     expected = "expected text or a sequence of token ids"
+    if isinstance(prompt, bytes | bytearray | memoryview | Mapping | Set):
+        raise RequestRejected(f"the prompt is {type(prompt).__name__}, {expected}")
     try:
         tokens = list(prompt)
     except TypeError as error:

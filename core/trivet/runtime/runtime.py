@@ -343,6 +343,7 @@ class Runtime:
                 logger.exception("a runtime whose device was lost could not release all of its memory")
 
     def __enter__(self) -> Runtime:
+        self._check_up()
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -383,7 +384,8 @@ class Runtime:
             self._check_up()
             self._engine.submit(request, output)
         self._awake()
-        return Request(request, output, self._cancel, self._decoder)
+        drive = None if self._thread else self.step
+        return Request(request, output, self._cancel, self._decoder, drive)
 
     def _cancel(self, request: ScheduledRequest) -> None:
         if self._down is None:
@@ -477,6 +479,8 @@ def _one_for_each(sampling: Sampling | Iterable[Sampling] | None, count: int) ->
         return [Sampling()] * count
     if isinstance(sampling, Sampling):
         return [sampling] * count
+    if isinstance(sampling, Mapping):
+        raise RequestRejected(f"sampling is {sampling!r}, expected a trivet.Sampling, or one for each prompt")
     samplings = _listed(sampling, "sampling")
     if len(samplings) != count:
         raise RequestRejected(f"{len(samplings)} samplings for {count} prompts: expected one, or one for each")
