@@ -128,3 +128,21 @@ def test_nobody_is_told_to_remove_trivet_itself(site: Path, capsys: pytest.Captu
     assert code == 1
     remedies = [plugin["remedy"] for plugin in report["plugins"] if plugin["name"] == "qwen3"]
     assert remedies and not any("uninstall trivet" in (remedy or "") for remedy in remedies)
+
+
+@pytest.mark.parametrize(
+    "source", ["this is no Python\n", "raise OSError('worn out')\n", MISSPELT], ids=["syntax", "import", "hook"]
+)
+def test_conform_reports_a_plugin_that_cannot_be_loaded(
+    source: str, site: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(site, "xs", V1, {"xs": source})
+    record = site / "record.json"
+    assert main(["conform", "x", "--json", str(record)]) == 1
+    printed = capsys.readouterr().out
+    assert "plugin.found-statically/1" in printed and "likely cause" in printed
+    assert printed.splitlines()[-1].startswith("required 0/")
+    kept = json.loads(record.read_text())
+    assert not kept["passed"] and kept["plugin"]["distribution"] == "xs"
+    statuses = [check["status"] for check in kept["checks"]]
+    assert statuses[0] == "failed" and set(statuses[1:]) == {"not run"}

@@ -57,7 +57,7 @@ def conform(
     stop: bool,
 ) -> int:
     """Check the installed family that serves MODEL_TYPE. Exit code 0 only if every check was run and none failed."""
-    from trivet.conformance.kit import Asked, Kit
+    from trivet.conformance.kit import Asked, open_kit
     from trivet.conformance.manifest import CHECKS
     from trivet.conformance.record import closing_lines, junit, make_record, markdown
 
@@ -73,7 +73,7 @@ def conform(
     asked = Asked(model_type, tuple(tier for tier in TIERS if tier in tiers) or None, model, seed)
     started = time.perf_counter()
     outcomes: list[Outcome] = []
-    with _quiet(), Kit(asked) as kit:
+    with _quiet(), open_kit(asked) as kit:
         for check in kit.manifest():
             if ids and check.id not in ids:
                 continue

@@ -101,6 +101,16 @@ class Kit:
         self._gates: dict[str, Outcome] = {}
         self._expected = _expected_failures(self.family)
 
+    @property
+    def family_name(self) -> str:
+        """Name of the family, for reports."""
+        return self.family.name
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the family could be loaded."""
+        return True
+
     def manifest(self) -> tuple[Check, ...]:
         """The checks that are asked of this family, in order."""
         reached = self.asked.reached()
@@ -212,6 +222,69 @@ class Kit:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class UnloadedKit(Kit):
+    """The kit of a plugin that is there and cannot be loaded: its first check fails by that, and no other is run.
+
+    Args:
+        record: what is known of the plugin.
+        error: why it cannot be loaded.
+    """
+
+    def __init__(self, asked: Asked, record: PluginRecord, error: PluginError) -> None:
+        self.asked = asked
+        self.record = record
+        self._error = error
+        self._workspace = tempfile.TemporaryDirectory(prefix="trivet-conformance-")
+
+    @property
+    def family_name(self) -> str:
+        """The model type, since no family is known."""
+        return self.asked.model_type
+
+    @property
+    def loaded(self) -> bool:
+        """See `Kit.loaded`."""
+        return False
+
+    def manifest(self) -> tuple[Check, ...]:
+        """The checks that would be asked of a family without recurrent layers."""
+        reached = self.asked.reached()
+        return tuple(check for check in CHECKS if check.tier in reached and not check.recurrent)
+
+    def inapplicable(self) -> tuple[Check, ...]:
+        """None that are known."""
+        return ()
+
+    def run(self, check: Check) -> Outcome:
+        """Fail the first check; all others stand behind it."""
+        if check.id != CHECKS[0].id:
+            return Outcome.of(check, "not run", reason=f"{CHECKS[0].id} failed")
+        return self._failed(
+            check,
+            0.0,
+            observed=str(self._error),
+            expected=f"a plugin that loads and brings a family for model_type {self.asked.model_type!r}",
+            cause="`trivet doctor` names the phase in which it fails, and what to do",
+        )
+
+
+def open_kit(asked: Asked) -> Kit:
+    """The kit of a family; of a plugin that claims its name and cannot be loaded, one that says so.
+
+    Raises:
+        PluginError: no plugin claims the name.
+    """
+    try:
+        return Kit(asked)
+    except PluginError as error:
+        manager = PluginManager.discover()
+        manager.load_all()
+        for record in manager.records:
+            if record.name == asked.model_type and record.status in ("failed", "incompatible"):
+                return UnloadedKit(asked, record, error)
+        raise
 
 
 @contextmanager

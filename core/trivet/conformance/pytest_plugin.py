@@ -14,7 +14,7 @@ import attrs
 import pytest
 
 from trivet.conformance.check import TIERS, Check
-from trivet.conformance.kit import Asked, Kit
+from trivet.conformance.kit import Asked, Kit, open_kit
 from trivet.conformance.outcome import Outcome
 from trivet.conformance.record import closing_lines, junit, make_record
 from trivet.conformance.suite import FamilyConformance
@@ -35,7 +35,7 @@ class _Runs:
     def kit(self, asked: Asked) -> Kit:
         """The kit of a family, opened once a session."""
         if asked not in self._kits:
-            self._kits[asked] = Kit(asked)
+            self._kits[asked] = open_kit(asked)
             self._outcomes.setdefault(asked, {})
         return self._kits[asked]
 

@@ -35,7 +35,7 @@ def make_record(kit: Kit, outcomes: Sequence[Outcome], command: str, seconds: fl
     return {
         "schema": SCHEMA,
         "model_type": kit.asked.model_type,
-        "family": kit.family.name,
+        "family": kit.family_name,
         "passed": counts["failed"] == 0 and counts["not_run"] == 0,
         "summary": summary_line(counts),
         "counts": counts,
@@ -55,7 +55,7 @@ def make_record(kit: Kit, outcomes: Sequence[Outcome], command: str, seconds: fl
             "version": kit.record.version,
             "group": kit.record.group,
             "target": kit.record.target,
-            "sha256": sources_sha256(kit),
+            "sha256": sources_sha256(kit) if kit.loaded else "",
         },
         "device": device(),
         "checks": [outcome.as_json() for outcome in complete],
