@@ -52,13 +52,7 @@ def _lengths(context: click.Context, parameter: click.Parameter, value: str) -> 
 
 
 def _out_option(command: Command) -> Command:
-    option = click.option(
-        "--out",
-        default="records",
-        show_default=True,
-        type=click.Path(path_type=Path),
-        help="Folder for the record, JSON.",
-    )
+    option = click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder for the record, JSON.")
     return option(command)
 
 
