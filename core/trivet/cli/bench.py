@@ -51,6 +51,19 @@ def _lengths(context: click.Context, parameter: click.Parameter, value: str) -> 
         raise click.BadParameter(str(error), context, parameter) from error
 
 
+def _batches_option(command: Command) -> Command:
+    option = click.option(
+        "--batch",
+        "batches",
+        callback=_counts,
+        metavar="N,...",
+        default="1,16",
+        show_default=True,
+        help="Requests that decode at once.",
+    )
+    return option(command)
+
+
 def _out_option(command: Command) -> Command:
     option = click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder for the record, JSON.")
     return option(command)
@@ -88,15 +101,7 @@ def bench() -> None:
 
 
 @bench.command()
-@click.option(
-    "--batch",
-    "batches",
-    callback=_counts,
-    metavar="N,...",
-    default="1,16",
-    show_default=True,
-    help="Requests that decode at once.",
-)
+@_batches_option
 @click.option("--context", type=COUNT, default=128, show_default=True, help="Tokens of each prompt.")
 @click.option("--iterations", type=COUNT, default=100, show_default=True, help="Decode steps in a segment.")
 @click.option("--pairs", type=COUNT, default=5, show_default=True, help="Segments of each arm, or runs of each side.")
@@ -168,15 +173,7 @@ def _no_or_counts(context: click.Context, parameter: click.Parameter, value: str
 
 
 @bench.command()
-@click.option(
-    "--batch",
-    "batches",
-    callback=_counts,
-    metavar="N,...",
-    default="1,16",
-    show_default=True,
-    help="Requests of a call.",
-)
+@_batches_option
 @click.option("--prompt-tokens", type=COUNT, default=128, show_default=True, help="Of each request.")
 @click.option("--new-tokens", type=COUNT, default=64, show_default=True, help="Of each request.")
 @click.option("--repeats", type=COUNT, default=3, show_default=True, help="Calls of each kind.")

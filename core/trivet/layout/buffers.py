@@ -65,17 +65,12 @@ class Buffers:
         return self._tensors[name]
 
     def fill(self, name: str, values: NDArray[Any]) -> torch.Tensor:
-        """Copy `values` to the front of a buffer, in its dtype; returns the part that they fill.
+        """Copy `values` to the front of a buffer in host memory, in its dtype; returns the part that they fill.
 
-        In host memory numpy writes them, which costs less than a copy between tensors.
+        numpy writes them, which costs less than a copy between tensors.
         """
         filled = self._tensors[name][: len(values)]
-        if filled.device.type == "cpu":
-            filled.numpy()[:] = values
-        else:
-            import torch
-
-            filled.copy_(torch.from_numpy(values))
+        filled.numpy()[:] = values
         return filled
 
     def __contains__(self, name: str) -> bool:

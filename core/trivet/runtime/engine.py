@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 
 import numpy as np
@@ -407,7 +407,7 @@ class Engine:
             self.inputs["slot_tokens"].index_copy_(0, slots, result.token_ids)
         return result
 
-    def capture_graphs(self, progress: Callable[[int, int], None] | None = None) -> None:
+    def capture_graphs(self) -> None:
         """Capture decode steps of the capacity's graph buckets; does nothing where it has none.
 
         Raises:
@@ -431,7 +431,7 @@ class Engine:
             sample=self._sample,
             kinds={GREEDY: lambda rows: PLAIN, DRAWN: self.sampling.drawn_groups, FULL: self.sampling.any_groups},
         )
-        self.graphs.capture(capacity.graph_buckets, progress)
+        self.graphs.capture(capacity.graph_buckets)
         taken, ledger = self.graphs.taken, self.blueprint.ledger
         if taken.pool_bytes > ledger.line(GRAPHS_LINE).bytes:
             raise MemoryBudgetError(

@@ -14,7 +14,7 @@ from attrs import frozen
 from trivet.attention import PlanOwner, StepBatch
 from trivet.errors import ConfigError
 from trivet.geometry import AttentionGeometry
-from trivet.runtime.inputs import StepInputs
+from trivet.runtime.inputs import SAMPLES, VALUES_PER_SAMPLE, StepInputs
 from trivet.sampling.batch import SampleGroups
 from trivet.sampling.logprobs import TokenLogprob, token_logprobs, unpacked
 from trivet.sampling.sampler import HostSamples, SampleResult
@@ -125,11 +125,12 @@ class CapturedSamples:
         logprobs: list[TokenLogprob | None] = [None] * rows
         if self.groups.scored:
             wanted = [row for row, _ in self.groups.scored]
-            values = packed[2 * rows :].view(rows, -1)[wanted]
+            values = packed[VALUES_PER_SAMPLE * rows :].view(rows, -1)[wanted]
             counts = [count for _, count in self.groups.scored]
             for row, value in zip(wanted, unpacked(values, counts), strict=True):
                 logprobs[row] = value
-        return HostSamples(packed[:rows].tolist(), packed[rows : 2 * rows].to(torch.bool).tolist(), logprobs)
+        token_ids, bad = packed[: VALUES_PER_SAMPLE * rows].view(VALUES_PER_SAMPLE, rows)
+        return HostSamples(token_ids.tolist(), bad.to(torch.bool).tolist(), logprobs)
 
 
 class DecodeGraphs:
@@ -173,11 +174,8 @@ class DecodeGraphs:
         self.taken = _Taken(0, 0)
 
     @torch.inference_mode()
-    def capture(self, sizes: tuple[int, ...], progress: Callable[[int, int], None] | None = None) -> None:
+    def capture(self, sizes: tuple[int, ...]) -> None:
         """Capture a step of each of `sizes` rows.
-
-        Args:
-            progress: called with the graphs captured so far and their number.
 
         Raises:
             ConfigError: an owner's decode steps cannot be captured.
@@ -192,15 +190,11 @@ class DecodeGraphs:
         before = _Taken.on(device)
         pool: Any = torch.cuda.graph_pool_handle()
         stream = torch.cuda.Stream(device)
-        for done, rows in enumerate(sorted(sizes, reverse=True)):
-            if progress is not None:
-                progress(done, len(sizes))
+        for rows in sorted(sizes, reverse=True):
             self._buckets[rows] = self._captured(rows, pool, stream)
         self._sizes = tuple(sorted(self._buckets))
         self.taken = _Taken.on(device).since(before)
         self._inputs["slot_tokens"].zero_()
-        if progress is not None:
-            progress(len(sizes), len(sizes))
 
     def bucket_of(self, plan: StepPlan) -> Bucket | None:
         """The bucket that replays `plan`; None for one with chunks, or of more rows than were captured."""
@@ -231,7 +225,7 @@ class DecodeGraphs:
         positions = inputs.fill("sampled_positions", np.ones(rows, dtype=np.int64))
         inputs.end()
         torch.cuda.current_stream(inputs.device).synchronize()
-        samples = inputs["samples"][: 2 * rows]
+        samples = inputs[SAMPLES][: VALUES_PER_SAMPLE * rows]
         with torch.cuda.stream(stream):
             for _ in range(WARM_UP_RUNS):
                 logits = self._forward(inputs["slot_tokens"][slots], slots)

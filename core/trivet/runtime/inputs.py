@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from trivet.capacity import RuntimeCapacity
 from trivet.layout import BufferLayout, Buffers, BufferSpec
+from trivet.layout.staging import STAGING_SETS, mirror_name, mirrors
 
 if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
     from torch import Tensor
-
-STAGING_SETS = 2
-"""Sets of pinned mirrors: the host fills one while copies out of the other may still be queued."""
 
 MIRRORED = ("token_ids", "slots", "sampled_tokens", "sampled_slots", "sampled_positions")
 SAMPLES = "samples"
@@ -43,14 +41,8 @@ def inputs_layout(capacity: RuntimeCapacity) -> BufferLayout:
     samples = BufferSpec(SAMPLES, VALUES_PER_SAMPLE * rows, "int64")
     specs = [*mirrored, samples, BufferSpec("slot_tokens", capacity.limits.max_requests + 1, "int64")]
     if capacity.device.kind == "cuda":
-        for number in range(STAGING_SETS):
-            for spec in (*mirrored, samples):
-                specs.append(BufferSpec(_mirror(spec.name, number), spec.elements, spec.dtype, pinned=True))
+        specs += mirrors((*mirrored, samples))
     return BufferLayout("step inputs", tuple(specs))
-
-
-def _mirror(name: str, staging_set: int) -> str:
-    return f"{name}.staged.{staging_set}"
 
 
 class StepInputs:
@@ -63,7 +55,7 @@ class StepInputs:
     def __init__(self, buffers: Buffers) -> None:
         self._buffers = buffers
         self.device: torch.device = buffers["token_ids"].device
-        self._staged = _mirror(SAMPLES, 0) in buffers
+        self._staged = mirror_name(SAMPLES, 0) in buffers
         self._set = 0
         self._sent: list[torch.cuda.Event | None] = [None] * STAGING_SETS
         buffers["slot_tokens"].zero_()
@@ -85,7 +77,7 @@ class StepInputs:
         """Copy `values` to the front of a buffer, in its dtype; returns the part that they fill."""
         if not self._staged:
             return self._buffers.fill(name, values)
-        staged = self._buffers.fill(_mirror(name, self._set), values)
+        staged = self._buffers.fill(mirror_name(name, self._set), values)
         filled = self._buffers[name][: len(values)]
         filled.copy_(staged, non_blocking=True)
         return filled
@@ -98,7 +90,7 @@ class StepInputs:
         """
         if not self._staged:
             return values
-        staged = self._buffers[_mirror(SAMPLES, self._set)]
+        staged = self._buffers[mirror_name(SAMPLES, self._set)]
         if len(values) > len(staged):
             return values.to("cpu", non_blocking=True)
         fetched = staged[: len(values)]

@@ -14,9 +14,7 @@ from trivet.attention.flashinfer.bounds import (
 from trivet.attention.flashinfer.kinds import DecodeKernel, KernelChoice
 from trivet.capacity import PlanCapacity
 from trivet.layout import BufferLayout, BufferSpec
-
-STAGING_SETS = 2
-"""Sets of pinned mirrors: the host fills one while copies out of the other may still be queued."""
+from trivet.layout.staging import mirrors
 
 DECODE_WORKSPACE = "decode_workspace"
 CHUNK_WORKSPACE = "chunk_workspace"
@@ -25,11 +23,6 @@ DECODE_INDPTR = "decode_indptr"
 SPLIT_COUNTERS = "split_counters"
 
 INDEX_ARRAYS = ("page_indices", "page_indptr", "last_page_len", "chunk_indptr", "batch_indices", "positions")
-
-
-def mirror_name(name: str, staging_set: int) -> str:
-    """Name of the pinned mirror of buffer `name` in a staging set."""
-    return f"{name}.staged.{staging_set}"
 
 
 def decode_workspace(capacity: PlanCapacity, choice: KernelChoice) -> Workspace:
@@ -114,8 +107,4 @@ def flashinfer_layout(capacity: PlanCapacity, choice: KernelChoice) -> BufferLay
         specs.append(BufferSpec(SPLIT_COUNTERS, few.int_bytes, "uint8"))
     if choice.decode is DecodeKernel.PAGED_PREFILL:
         specs.append(BufferSpec(DECODE_INDPTR, capacity.indptr, "int32"))
-    for staging_set in range(STAGING_SETS):
-        specs += (
-            BufferSpec(mirror_name(spec.name, staging_set), spec.elements, spec.dtype, pinned=True) for spec in mirrored
-        )
-    return BufferLayout("FlashInfer plan", tuple(specs))
+    return BufferLayout("FlashInfer plan", (*specs, *mirrors(mirrored)))

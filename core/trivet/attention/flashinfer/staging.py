@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from trivet.attention.flashinfer.layout import STAGING_SETS, mirror_name
 from trivet.layout import Buffers
+from trivet.layout.staging import STAGING_SETS, mirror_name
 
 if TYPE_CHECKING:
     import numpy as np
