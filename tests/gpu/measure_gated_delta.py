@@ -2,7 +2,7 @@
 
 ``python tests/gpu/measure_gated_delta.py out.json``, from the root of the repository, on a machine with a CUDA device.
 Each figure is the time of one call in a CUDA graph of several. Decode calls go over states that together exceed the
-L2. Of each library kernel some configurations are timed, what serves first, the others as they serve.
+L2. Of each kernel of the chunked rule some configurations are timed, what serves first, the others as they serve.
 """
 
 from __future__ import annotations
@@ -26,10 +26,13 @@ from attrs import asdict, evolve
 from tests.support.delta import NORM_EPS, PUBLISHED, DeltaLayer, apart
 from torch import Tensor
 
+from trivet.caches.state import StateCut
 from trivet.ops import PackedRows
 
 BATCHES = (1, 2, 4, 16, 64)
-PROMPTS = (512, 4096)
+PROMPTS = ((512, None), (4096, None), (4096, 3840))
+"""Tokens, and after how many of them the state is kept."""
+
 SWEPT_PROMPT = 4096
 BYTES_BEYOND_L2 = 400 * 2**20
 MOST_CALLS = 64
@@ -37,11 +40,8 @@ REPLAYS = 9
 COMPILERS = 12
 DTYPE = torch.bfloat16
 
-WHOLE = ((8, 128), (16, None))
-"""Warps of a program that has a whole head, and most registers of a thread. The first is what serves."""
-
-SPLIT = ((8, 1), (16, 1), (16, 2), (32, 1), (32, 2), (32, 4), (64, 4), (64, 8))
-"""Columns of a head's state that a program has, and its warps."""
+BLOCKS = ((64, 4), (8, 1), (16, 1), (32, 1), (32, 2), (64, 8), (128, 8), (128, 4))
+"""Columns of a head's state that a program has, and its warps. The first is what serves."""
 
 INPUT_WARPS = (2, 4, 8)
 """Of a program of the kernel before the chunked rule."""
@@ -67,22 +67,20 @@ def microseconds(calls: list[Callable[[], object]]) -> float:
     return statistics.median(times)
 
 
-def decode_shapes() -> dict[str, Any]:
-    """What decode rows may take, by what is printed of it."""
-    from trivet.ops.fused.delta_decode import WholeHeads
-    from trivet.ops.fused.delta_split import SplitHeads
+def decode_blocks() -> dict[str, Any]:
+    """By which the state of decode rows may be divided, by what is printed of it."""
+    from trivet.ops.fused.delta_decode import StateBlocks
 
-    shapes: dict[str, Any] = {f"whole w{w} r{r}": WholeHeads(warps=w, registers=r) for w, r in WHOLE}
-    return shapes | {f"split {c} w{w}": SplitHeads(columns=c, warps=w) for c, w in SPLIT}
+    return {f"{columns} w{warps}": StateBlocks(columns, warps) for columns, warps in BLOCKS}
 
 
 def swept() -> dict[str, list[dict[str, int]]]:
-    """Configurations of each library kernel."""
+    """Configurations of each kernel of the chunked rule."""
     return {
         "solve": [{"BK": k, "num_warps": w, "num_stages": 3} for k, w in product((64, 128), (1, 2, 4))],
         "write": [{"num_warps": w, "num_stages": s} for w, s in product((4, 8), (2, 3, 4))],
         "scan": [
-            {"BV": v, "num_warps": w, "num_stages": s} for v, w, s in ((16, 4, 2), (32, 2, 3), (32, 4, 3), (64, 4, 2))
+            {"BLOCK_V": v, "num_warps": w, "num_stages": s} for v, w, s in product((16, 32, 64), (2, 4, 8), (2, 3))
         ],
         "read": [
             {"BK": 128, "BV": 128, "num_warps": 8, "num_stages": 2},
@@ -107,7 +105,7 @@ def compile_one(kernel: str, config: dict[str, int]) -> str | None:
 
 
 def compile_decode(name: str) -> None:
-    """Build what one shape of decode takes."""
+    """Build what decode takes with the state divided by some blocks."""
     layer = DeltaLayer.drawn(PUBLISHED, 1, DTYPE, seed=0)
     projected, slots = layer.projected(1), layer.some_slots(1)
     decoded(layer, projected, slots, torch.empty(1, PUBLISHED.value_elements, dtype=DTYPE, device="cuda"), name)
@@ -129,8 +127,8 @@ def decoded(layer: DeltaLayer, projected: Tensor, slots: Tensor, out: Tensor, na
     from trivet.ops.fused.delta_decode import delta_decode
 
     parameters = (layer.recurrent, layer.conv_weight, layer.a_log, layer.dt_bias, layer.norm_weight, NORM_EPS)
-    states = (layer.states, layer.tails, slots, layer.arrivals, layer.padding_slot)
-    return delta_decode(projected, *parameters, *states, out, dependent=True, shape=decode_shapes()[name])
+    states = (layer.states, layer.tails, slots, layer.padding_slot)
+    return delta_decode(projected, *parameters, *states, out, dependent=True, blocks=decode_blocks()[name])
 
 
 def chunked(layer: DeltaLayer, projected: Tensor, lengths: list[int], configs: Any) -> Callable[[], Tensor]:
@@ -141,12 +139,12 @@ def chunked(layer: DeltaLayer, projected: Tensor, lengths: list[int], configs: A
     table, slots = PackedRows(lengths, "cuda").table(0), layer.some_slots(len(lengths))
     parameters = (layer.recurrent, layer.conv_weight, layer.a_log, layer.dt_bias)
     made = delta_inputs(projected, *parameters, layer.copied().tails, slots, table)
-    state = layer.states[slots]
-    return lambda: chunked_delta_rule(made.query, made.key, made.value, made.decay, made.beta, state, table, configs)
+    given = (made.query, made.key, made.value, made.decay, made.beta, layer.states, slots, table)
+    return lambda: chunked_delta_rule(*given, configs=configs)
 
 
 def decode_figures() -> list[dict[str, Any]]:
-    """Decode at each batch by shape."""
+    """Decode at each batch by the blocks of the state."""
     figures = []
     state_bytes = 4 * math.prod(PUBLISHED.state_shape)
     most = max(max(BATCHES) * 2, BYTES_BEYOND_L2 // state_bytes)
@@ -157,13 +155,13 @@ def decode_figures() -> list[dict[str, Any]]:
         projected = layer.projected(rows)
         out = torch.empty(rows, PUBLISHED.value_elements, dtype=DTYPE, device="cuda")
         times = {}
-        for name in decode_shapes():
+        for name in decode_blocks():
             times[name] = microseconds([partial(decoded, layer, projected, part, out, name) for part in parts])
             tb_per_s = 2e-6 * rows * state_bytes / times[name]
-            figures.append({"rows": rows, "shape": name, "us": times[name], "state_tb_per_s": tb_per_s})
-            print(f"decode rows {rows:>2} {name:<14} {times[name]:7.2f} us {tb_per_s:5.2f} TB/s", flush=True)
+            figures.append({"rows": rows, "blocks": name, "us": times[name], "state_tb_per_s": tb_per_s})
+            print(f"decode rows {rows:>2} {name:<6} {times[name]:7.2f} us {tb_per_s:5.2f} TB/s", flush=True)
         best = min(times, key=times.__getitem__)
-        print(f"best decode rows {rows}: {best} {times[best]:.2f} us, whole {next(iter(times.values())):.2f} us")
+        print(f"best decode rows {rows}: {best} {times[best]:.2f} us, served {next(iter(times.values())):.2f} us")
     return figures
 
 
@@ -176,22 +174,22 @@ def prefill_figures() -> tuple[list[dict[str, Any]], dict[str, list[dict[str, An
     figures: list[dict[str, Any]] = []
     layer = DeltaLayer.drawn(PUBLISHED, 4, DTYPE, seed=1)
     parameters = (PUBLISHED, layer.conv_weight, layer.a_log, layer.dt_bias)
-    for tokens in PROMPTS:
+    kept = layer.snapshots(1)
+    for tokens, cut in PROMPTS:
         projected, slots = layer.projected(tokens), layer.some_slots(1)
-        table = PackedRows([tokens], "cuda").table(0)
+        table = PackedRows([tokens], "cuda", cuts=() if cut is None else [StateCut(0, cut, 0)]).table(0)
         mixed = torch.randn(tokens, PUBLISHED.value_heads, PUBLISHED.value_dim, device="cuda").to(DTYPE)
         first = PUBLISHED.conv_channels
         gate = projected[:, first : first + PUBLISHED.value_elements].unflatten(1, mixed.shape[1:])
-        whole = [lambda p=projected, s=slots, t=table: layer.chunks(p, s, t)]
-        inputs = [lambda p=projected, s=slots, t=table: delta_inputs(p, *parameters, layer.tails, s, t)]
+        whole = [partial(layer.chunks, projected, slots, table, kept)]
+        inputs = [partial(delta_inputs, projected, *parameters, layer.tails, slots, table, kept[1])]
         norm = [lambda m=mixed, g=gate: gated_rms_norm(m, g, layer.norm_weight, NORM_EPS)]
-        figure = {
-            "tokens": tokens,
-            "layer_us": microseconds(whole),
-            "inputs_us": microseconds(inputs),
-            "rule_us": microseconds([chunked(layer, projected, [tokens], CONFIGS)]),
-            "norm_us": microseconds(norm),
-        }
+        figure = {"tokens": tokens, "layer_us": microseconds(whole), "inputs_us": microseconds(inputs)}
+        if cut is None:
+            figure["rule_us"] = microseconds([chunked(layer, projected, [tokens], CONFIGS)])
+            figure["norm_us"] = microseconds(norm)
+        else:
+            figure["cut"] = cut
         started = time.perf_counter()
         for _ in range(20):
             whole[0]()
@@ -240,13 +238,16 @@ def verified() -> dict[str, float]:
     slots, projected = layer.some_slots(16), layer.projected(16)
     expected, states, _ = layer.expected(projected, slots, [1] * 16)
     errors = {}
-    for name in decode_shapes():
+    for name in decode_blocks():
         copy, out = layer.copied(), torch.empty(16, PUBLISHED.value_elements, dtype=DTYPE, device="cuda")
         errors[name] = apart(decoded(copy, projected, slots, out, name), expected)
         errors[f"state of {name}"] = apart(copy.states[slots], states)
-    slots, projected = layer.some_slots(1), layer.projected(512)
+    slots, projected, kept = layer.some_slots(1), layer.projected(512), layer.snapshots(1)
     expected = layer.expected(projected, slots, [512])[0]
-    errors["chunks"] = apart(layer.chunks(projected, slots, PackedRows([512], "cuda").table(0)), expected)
+    _, states, _ = layer.expected(projected[:300], slots, [300])
+    cut = PackedRows([512], "cuda", cuts=[StateCut(0, 300, 0)]).table(0)
+    errors["chunks"] = apart(layer.chunks(projected, slots, cut, kept), expected)
+    errors["state at a cut"] = apart(kept[0], states)
     if max(errors.values()) > 2e-2:
         raise SystemExit(f"apart from float64 by {errors}, expected at most 2e-2")
     return errors
@@ -256,12 +257,12 @@ def main(out: str) -> None:
     """Write all figures to `out`."""
     started = time.perf_counter()
     with ProcessPoolExecutor(COMPILERS, mp_context=multiprocessing.get_context("spawn")) as compilers:
-        shapes = [compilers.submit(compile_decode, name) for name in decode_shapes()]
-        shapes += [compilers.submit(compile_inputs, warps) for warps in INPUT_WARPS]
+        built = [compilers.submit(compile_decode, name) for name in decode_blocks()]
+        built += [compilers.submit(compile_inputs, warps) for warps in INPUT_WARPS]
         one = [(kernel, config) for kernel, configs in swept().items() for config in configs]
         failed = [error for error in compilers.map(compile_one, *zip(*one, strict=True)) if error is not None]
-        for shape in shapes:
-            shape.result()
+        for each in built:
+            each.result()
     seconds = {"compile": time.perf_counter() - started}
     errors = verified()
     decode = decode_figures()

@@ -237,6 +237,25 @@ def test_gated_activation_rounds_where_torch_does(draw: Callable[..., Tensor], d
         assert (ours.cpu() != silu_and_mul(gate_up.cpu())).float().mean() < 0.01
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("tokens", "heads", "head_dim"), [(1, 24, 256), (17, 5, 96), (3, 2, 20)])
+def test_output_gate_rounds_where_torch_does(
+    draw: Callable[..., Tensor], tokens: int, heads: int, head_dim: int, dtype: torch.dtype
+) -> None:
+    from trivet.ops.fused.output_gate import output_gate
+
+    attended = draw(tokens, heads, head_dim, dtype=dtype)
+    # As in a projection: each head's gate behind its query, and keys and values behind them all.
+    projected = draw(tokens, 2 * heads * head_dim + 4 * head_dim, dtype=dtype, scale=4.0)
+    gates = projected[:, : 2 * heads * head_dim].unflatten(1, (heads, 2, -1))[:, :, 1]
+    before, projection = attended.clone(), projected.clone()
+    output_gate(attended, gates)
+    assert torch.equal(projected, projection)
+    expected = before.double() * torch.sigmoid(gates.double())
+    torch.testing.assert_close(attended.double(), expected, rtol=2.5 * HALF_STEP[dtype], atol=1e-6)
+    assert (attended.cpu() != before.cpu() * torch.sigmoid(gates.cpu())).float().mean() < 0.01
+
+
 @pytest.mark.parametrize(
     ("query_heads", "kv_heads", "head_dim", "rotary_dim", "norms", "gated", "dtype"),
     [

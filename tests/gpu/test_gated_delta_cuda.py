@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.support.delta import DEVICE, PUBLISHED, DeltaLayer, apart, build_kernels, decode_shapes
+from tests.support.delta import DEVICE, PUBLISHED, DeltaLayer, apart, build_kernels
 
+from trivet.caches.state import StateCut
 from trivet.geometry import RecurrentGeometry
 from trivet.ops import PackedRows, gated_rms_norm
 
@@ -22,15 +23,21 @@ SMALL = RecurrentGeometry(key_heads=2, value_heads=4, key_dim=32, value_dim=64, 
 ODD = RecurrentGeometry(key_heads=1, value_heads=3, key_dim=20, value_dim=24, conv_kernel=2)
 EVEN = RecurrentGeometry(key_heads=2, value_heads=2, key_dim=64, value_dim=32, conv_kernel=4)
 DECODED = [PUBLISHED, SMALL, ODD, EVEN] if ON_DEVICE else [SMALL, ODD, EVEN]
+UNEVEN = RecurrentGeometry(key_heads=1, value_heads=2, key_dim=24, value_dim=40, conv_kernel=4)
+WIDE = RecurrentGeometry(key_heads=1, value_heads=1, key_dim=160, value_dim=64, conv_kernel=2)
 CHUNKED = [PUBLISHED, SMALL] if ON_DEVICE else [SMALL]
+CUT_PLACES = [1, 2, 63, 64, 65, 128]
 BATCHES = (1, 3, 16, 64) if ON_DEVICE else (1, 3)
+TOGETHER = (1, 2, 16, 64) if ON_DEVICE else (1, 2, 3)
+BLOCKS = [(8, 1), (32, 2), (128, 8)]
+"""Columns and warps by which no state is served."""
 LENGTHS = [[1], [63], [64], [65], [128], [1, 65, 2, 64, 130, 63, 1], *([[8192], [8192, 5, 1]] if ON_DEVICE else [])]
 SERVED_DTYPE = torch.bfloat16 if ON_DEVICE else torch.float16
 """The interpreter cuts bfloat16 off instead of rounding it, and multiplies matrices of it wrongly."""
 FURTHEST = {torch.bfloat16: 2e-2, torch.float16: 4e-3}
 """Of outputs and states, as `apart` measures it: what rounding of inputs at unit length and of products explains."""
 
-BUILT = [(PUBLISHED, torch.bfloat16), (SMALL, torch.bfloat16), (SMALL, torch.float16)]
+BUILT = [*((recurrent, torch.bfloat16) for recurrent in (PUBLISHED, SMALL, UNEVEN, WIDE)), (SMALL, torch.float16)]
 SERVED = [(4, 1), (6, 2), (6, 3)]
 """Query heads per KV head, and value heads per key head, of the tiny models."""
 
@@ -78,53 +85,48 @@ def test_decode_steps_advance_the_rows_slots_and_no_other(
     others = [slot for slot in range(layer.padding_slot + 1) if slot not in slots.tolist()]
     assert torch.equal(layer.states[others], before.states[others])
     assert torch.equal(layer.tails[others], before.tails[others])
-    assert not layer.arrivals.any()
 
 
-@pytest.mark.parametrize("way", range(2), ids=("whole", "split"))
-def test_a_decode_row_gives_the_same_bits_whatever_is_beside_it(way: int) -> None:
-    """As long as it takes the same kernels."""
-    layer = DeltaLayer.drawn(CHUNKED[0], BATCHES[-1], SERVED_DTYPE, seed=5)
-    alone, slots, projected = layer.copied(), layer.some_slots(BATCHES[-1]), layer.projected(BATCHES[-1])
-    again, shape = layer.copied(), decode_shapes()[way]
-    out = layer.decode(projected, slots, shape=shape)
-    assert torch.equal(out, again.decode(projected, slots, shape=shape)) and torch.equal(layer.states, again.states)
-    for row in (0, BATCHES[-1] - 1):
-        assert torch.equal(alone.decode(projected[row : row + 1], slots[row : row + 1], shape=shape)[0], out[row])
-        assert torch.equal(alone.states[slots[row]], layer.states[slots[row]])
-        assert torch.equal(alone.tails[slots[row]], layer.tails[slots[row]])
+def test_a_decode_row_gives_the_same_bits_alone_and_among_any_others() -> None:
+    most = BATCHES[-1]
+    layer = DeltaLayer.drawn(CHUNKED[0], most, SERVED_DTYPE, seed=5)
+    before, slots, projected = layer.copied(), layer.some_slots(most), layer.projected(most)
+    out = layer.decode(projected, slots)
+    for rows in TOGETHER:
+        for first in (0, most - rows):
+            fewer, some = before.copied(), slice(first, first + rows)
+            assert torch.equal(fewer.decode(projected[some], slots[some]), out[some])
+            assert torch.equal(fewer.states[slots[some]], layer.states[slots[some]])
+            assert torch.equal(fewer.tails[slots[some]], layer.tails[slots[some]])
 
 
-@pytest.mark.parametrize("columns", [8, 32])
+@pytest.mark.parametrize(("columns", "warps"), BLOCKS)
 @pytest.mark.parametrize("recurrent", DECODED, ids=lambda g: f"{g.key_heads}-{g.value_heads}x{g.key_dim}-{g.value_dim}")
-def test_few_and_many_decode_rows_agree_up_to_rounding(recurrent: RecurrentGeometry, columns: int) -> None:
-    from trivet.ops.fused.delta_decode import WholeHeads
-    from trivet.ops.fused.delta_split import SplitHeads
+def test_a_state_divided_otherwise_agrees_up_to_rounding(
+    recurrent: RecurrentGeometry, columns: int, warps: int
+) -> None:
+    from trivet.ops.fused.delta_decode import StateBlocks
 
     layer = DeltaLayer.drawn(recurrent, 3, SERVED_DTYPE, seed=9)
     other, slots, projected = layer.copied(), layer.some_slots(3), layer.projected(3)
-    whole = layer.decode(projected, slots, shape=WholeHeads())
-    split = other.decode(projected, slots, shape=SplitHeads(columns=columns))
-    assert apart(split, whole.double()) <= FURTHEST[SERVED_DTYPE] / 4
+    served = layer.decode(projected, slots)
+    found = other.decode(projected, slots, blocks=StateBlocks(columns, warps))
+    assert apart(found, served.double()) <= FURTHEST[SERVED_DTYPE] / 4
     assert apart(other.states, layer.states.double()) <= 1e-3
     assert torch.equal(other.tails, layer.tails)
 
 
 @pytest.mark.parametrize("rows", [1, BATCHES[1]])
 def test_padding_rows_change_nothing_and_give_zeros(rows: int) -> None:
-    from trivet.ops.fused.delta_decode import decode_shape
-
     layer = DeltaLayer.drawn(CHUNKED[0], rows, SERVED_DTYPE, seed=6)
     layer.states[layer.padding_slot] = torch.nan
     alone, slots, projected = layer.copied(), layer.some_slots(rows), layer.projected(rows + 5)
     projected[rows:] = torch.nan
     padded = torch.cat((slots, torch.full((5,), layer.padding_slot, device=DEVICE)))
-    shape = decode_shape(rows)
-    out = layer.decode(projected, padded, shape=shape)
-    assert torch.equal(out[:rows], alone.decode(projected[:rows], slots, shape=shape))
+    out = layer.decode(projected, padded)
+    assert torch.equal(out[:rows], alone.decode(projected[:rows], slots))
     assert not out[rows:].any()
     assert torch.equal(layer.states[:-1], alone.states[:-1]) and torch.equal(layer.tails, alone.tails)
-    assert not layer.arrivals.any()
 
 
 @pytest.mark.parametrize("dtype", list(FURTHEST), ids=str)
@@ -166,6 +168,69 @@ def test_chunks_give_the_same_bits_again_and_whatever_the_order_of_rows() -> Non
     other = turned.chunks(torch.cat(parts[::-1]), slots.flip(0), rows.table(0)).split(lengths[::-1])
     assert all(torch.equal(a, b) for a, b in zip(out, other[::-1], strict=True))
     assert torch.equal(layer.states, again.states) and torch.equal(layer.states, turned.states)
+
+
+@pytest.mark.parametrize("recurrent", [*CHUNKED, UNEVEN, WIDE], ids=lambda g: f"{g.key_dim}-{g.value_dim}")
+def test_heads_of_any_width_carry_states_over_chunks(recurrent: RecurrentGeometry) -> None:
+    check_cuts(recurrent, [70, 3, 66], [StateCut(0, 68, 1), StateCut(2, 1, 0)])
+
+
+@pytest.mark.parametrize("tokens", CUT_PLACES)
+@pytest.mark.parametrize("after", [1, 66])
+def test_a_cut_keeps_what_a_call_that_ends_there_leaves(tokens: int, after: int) -> None:
+    check_cuts(CHUNKED[0], [tokens + after], [StateCut(0, tokens, 1)])
+
+
+@pytest.mark.parametrize(
+    ("lengths", "cuts"),
+    [
+        ([5, 131, 1, 70], [StateCut(3, 2, 0), StateCut(1, 1, 2), StateCut(1, 3, 1)]),
+        ([130, 2, 67], [StateCut(0, 64, 3), StateCut(0, 128, 0), StateCut(1, 1, 1), StateCut(2, 66, 2)]),
+    ],
+    ids=["short segments", "whole chunks"],
+)
+def test_several_cuts_keep_what_calls_that_end_there_leave(lengths: list[int], cuts: list[StateCut]) -> None:
+    check_cuts(CHUNKED[0], lengths, cuts)
+
+
+def check_cuts(recurrent: RecurrentGeometry, lengths: list[int], cuts: list[StateCut]) -> None:
+    """A call with cuts against float64, and bit for bit against a call for each piece of a row between them.
+
+    What a piece leaves, and the next one goes on from, is what the snapshot keeps.
+    """
+    layer = DeltaLayer.drawn(recurrent, len(lengths), SERVED_DTYPE, seed=sum(lengths))
+    before, pieces, slots = layer.copied(), layer.copied(), layer.some_slots(len(lengths))
+    parts = [layer.projected(length) for length in lengths]
+    kept = layer.snapshots(len(cuts) + 1)
+    out = layer.chunks(torch.cat(parts), slots, PackedRows(lengths, DEVICE, cuts=cuts).table(0), kept).split(lengths)
+
+    expected, states, tails = before.expected(torch.cat(parts), slots, lengths)
+    assert apart(torch.cat(out), expected) <= FURTHEST[SERVED_DTYPE]
+    assert apart(layer.states[slots], states) <= FURTHEST[SERVED_DTYPE]
+    assert torch.equal(layer.tails[slots].double(), tails)
+    for row, part in enumerate(parts):
+        slot, begin = slots[row : row + 1], 0
+        inside = sorted((cut for cut in cuts if cut.row == row), key=lambda cut: cut.tokens)
+        for cut in [*inside, None]:
+            end = lengths[row] if cut is None else cut.tokens
+            piece = pieces.chunks(part[begin:end], slot, PackedRows([end - begin], DEVICE).table(0))
+            assert torch.equal(piece, out[row][begin:end])
+            found, at = ((layer.states, layer.tails), slot[0]) if cut is None else (kept, cut.snapshot)
+            assert torch.equal(found[0][at], pieces.states[slot[0]])
+            assert torch.equal(found[1][at], pieces.tails[slot[0]])
+            begin = end
+    unused = sorted(set(range(len(cuts) + 1)) - {cut.snapshot for cut in cuts})
+    assert all(kind[unused].isnan().all() for kind in kept)
+
+
+def test_a_cut_without_snapshots_is_refused() -> None:
+    layer = DeltaLayer.drawn(SMALL, 1, SERVED_DTYPE, seed=4)
+    before, table = layer.copied(), PackedRows([3], DEVICE, cuts=[StateCut(0, 1, 0)]).table(0)
+    states, tails = layer.snapshots(1)
+    for kept in (None, (states.repeat_interleave(2, 1), tails)):
+        with pytest.raises(ValueError, match="snapshots"):
+            layer.chunks(layer.projected(3), layer.some_slots(1), table, kept)
+    assert torch.equal(layer.states, before.states) and torch.equal(layer.tails, before.tails)
 
 
 def test_a_token_gives_the_same_by_either_kernel_up_to_rounding() -> None:
@@ -239,6 +304,5 @@ def test_captured_decode_steps_give_the_tokens_of_eager_ones(group: int, expansi
             ]
             graph_steps[captured] = runtime._engine.graph_steps
             assert runtime.stats()["slots_free"] == limits.max_requests
-            assert runtime._engine.state is not None and not runtime._engine.state.arrivals.any()
     assert graph_steps[True] > 60 and graph_steps[False] == 0
     assert tokens[True] == tokens[False]

@@ -3,7 +3,9 @@
 import pytest
 import torch
 
+from trivet.caches.state import StateCut
 from trivet.ops import PackedRows
+from trivet.reservation.recurrent import DEVICE_CHUNK_TOKENS
 
 
 def test_indices_are_worked_out_once() -> None:
@@ -50,3 +52,52 @@ def test_indices_live_on_the_device_of_the_tensors() -> None:
     assert singles is not None
     for indices in (short.source, long.source, singles.rows, edges.tokens, edges.tails):
         assert indices.device == torch.device("meta")
+
+
+@pytest.mark.parametrize("before", [0, 2])
+def test_chunks_of_a_table_cover_every_token_once_and_cross_no_cut(before: int) -> None:
+    lengths = [200, 1, 70, 3]
+    cuts = [StateCut(2, 64, 9), StateCut(0, 130, 7), StateCut(0, 65, 4), StateCut(3, 1, 5)]
+    cuts = [cut._replace(row=cut.row + before) for cut in cuts]
+    table = PackedRows([1] * before + lengths, cuts=cuts).table(before)
+    starts = table.starts.tolist()
+    found, kept, numbers = [], [], []
+    for segment, number in table.chunks.tolist():
+        row, tokens_before, first_chunk, snapshot = table.segments[segment].tolist()
+        begin, end = starts[segment : segment + 2]
+        assert len(numbers) == first_chunk + number
+        numbers.append(number)
+        chunk = list(range(begin, end))[number * DEVICE_CHUNK_TOKENS :][:DEVICE_CHUNK_TOKENS]
+        row_begin = begin - tokens_before
+        found += [(row, token - row_begin) for token in chunk]
+        if chunk[-1] == end - 1 and snapshot >= 0:
+            kept.append(StateCut(row + before, end - row_begin, snapshot))
+    assert found == [(row, token) for row, length in enumerate(lengths) for token in range(length)]
+    assert kept == sorted(cuts)
+    assert numbers == [0, 1, 0, 1, 0, 1, 0, 0, 0, 0, 0]  # of segments of 65, 65, 70, 1, 64, 6, 1 and 2 tokens
+    assert table.row_segments.tolist() == [0, 3, 4, 6, 8]
+    assert table.segments[:, 0].tolist() == [0, 0, 0, 1, 2, 2, 3, 3]
+    assert table.cuts == len(cuts)
+
+
+def test_parts_of_a_table_begin_at_whole_vectors_whatever_the_rows() -> None:
+    for lengths, cuts in (([5], []), ([5, 9], [StateCut(1, 3, 0)]), ([5, 9, 2], [])):
+        table = PackedRows(lengths, cuts=cuts).table(0)
+        for part in (table.starts, table.chunks, table.segments, table.row_segments):
+            assert part.storage_offset() % 2 == 0 and part.is_contiguous()
+
+
+@pytest.mark.parametrize("cut", [(-1, 1), (2, 1), (0, 0), (0, 4), (1, 1)])
+def test_a_cut_that_is_not_inside_a_row_is_refused(cut: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="inside one of rows"):
+        PackedRows([4, 1], cuts=[StateCut(*cut, 0)])
+
+
+def test_two_cuts_at_one_place_are_refused() -> None:
+    with pytest.raises(ValueError, match="one at a place"):
+        PackedRows([4], cuts=[StateCut(0, 2, 0), StateCut(0, 2, 1)])
+
+
+def test_a_table_without_a_row_that_is_cut_is_refused() -> None:
+    with pytest.raises(ValueError, match="rows from 1 on"):
+        PackedRows([4, 4], cuts=[StateCut(0, 2, 0)]).table(1)

@@ -2,7 +2,8 @@
 
 In place of keys and values, a page holds for each position the fingerprint of all tokens up to it; in place of a
 recurrent state, a slot holds the fingerprint of all tokens that went through it. A page or a state that reaches
-the wrong row therefore shows at once, whatever way it took.
+the wrong row therefore shows at once, whatever way it took. Where prompts are cut on a grid, new tokens leave other
+fingerprints than the same tokens in a prompt, as they leave other bits in a recurrent state.
 """
 
 from __future__ import annotations
@@ -33,12 +34,17 @@ def fingerprint(before: int, token: int) -> int:
     return (before * 1_000_003 + token + 17) % (2**61 - 1)
 
 
+def decoded(token: int) -> int:
+    """What `fingerprint` takes for a token that a decode row computes, where that leaves other bits than a prompt."""
+    return token + VOCABULARY
+
+
 def next_token(context: int) -> int:
     """The token that the pretended model gives after a context."""
     return context % VOCABULARY
 
 
-def solo_run(prompt: Sequence[int], new_tokens: int) -> tuple[int, ...]:
+def solo_run(prompt: Sequence[int], new_tokens: int, *, grid_tokens: int = 1) -> tuple[int, ...]:
     """The tokens that a request gets when nothing else is served."""
     context = EMPTY
     for token in prompt:
@@ -46,7 +52,7 @@ def solo_run(prompt: Sequence[int], new_tokens: int) -> tuple[int, ...]:
     answer = []
     for _ in range(new_tokens):
         answer.append(next_token(context))
-        context = fingerprint(context, answer[-1])
+        context = fingerprint(context, decoded(answer[-1]) if grid_tokens > 1 else answer[-1])
     return tuple(answer)
 
 
@@ -70,6 +76,7 @@ class World:
     scheduler: Scheduler
     recurrent: bool
     mixed: bool = True
+    grid_tokens: int = 1
     requests: list[Request] = field(factory=list)
     in_flight: deque[InFlight] = field(factory=deque)
     steps: list[StepPlan] = field(factory=list)
@@ -95,6 +102,8 @@ class World:
         grain_pages: int = 1,
         chunked: bool = True,
         mixed: bool = True,
+        cuts_inside: bool = False,
+        grid_tokens: int = 1,
     ) -> World:
         """A dense world, or with a number of snapshots a hybrid one."""
         pool, slots = PagePool(pages), SlotPool(limits.max_requests)
@@ -109,8 +118,10 @@ class World:
             recurrent=ids is not None,
             chunked_prefill=chunked,
             mixed_steps=mixed,
+            cuts_inside=cuts_inside,
+            grid_tokens=grid_tokens,
         )
-        return cls(limits, pool, slots, cache, ids, scheduler, ids is not None, mixed)
+        return cls(limits, pool, slots, cache, ids, scheduler, ids is not None, mixed, grid_tokens)
 
     def submit(self, prompt: Sequence[int], max_new_tokens: int | None = 1, kind: str = "generate") -> Request:
         """Pass the gate and queue."""
@@ -180,7 +191,8 @@ class World:
             offset += tokens
             if row in plan.carried_rows:
                 inputs = [self.sampled[request]]
-            last.append(self._row(request, pages, start, inputs))
+            cuts = {start + cut.tokens: cut.snapshot for cut in plan.cuts if cut.row == row}
+            last.append(self._row(request, pages, start, inputs, cuts))
         for slot, snapshot in plan.saves:
             self.saved[snapshot] = self.states[slot]
         new_tokens = []
@@ -189,22 +201,30 @@ class World:
             new_tokens.append(next_token(last[row]))
         return new_tokens
 
-    def _row(self, request: Request, pages: list[int], start: int, inputs: list[int]) -> int:
+    def _row(self, request: Request, pages: list[int], start: int, inputs: list[int], cuts: dict[int, int]) -> int:
         size = self.limits.page_size
         before = list(request.tokens[:start]) + [self.sampled.get(request, 0)] * (start - len(request.tokens))
         context = EMPTY
         for position, token in enumerate(before):
-            context = fingerprint(context, token)
+            context = fingerprint(context, self._mark(request, position, token))
             found = self.entries.get((pages[position // size], position % size))
             if request not in self.poisoned:
                 assert found == context, f"{request!r} reads a page that holds another context at {position}"
         if self.recurrent and request not in self.poisoned:
             assert self.states[request.slot] == context, f"{request!r} goes on from another request's state"
         for position, token in enumerate(inputs, start):
-            context = POISON if request in self.poisoned else fingerprint(context, token)
+            context = fingerprint(context, self._mark(request, position, token))
+            if request in self.poisoned:
+                context = POISON
             self.entries[pages[position // size], position % size] = context
+            if position + 1 in cuts:
+                self.saved[cuts.pop(position + 1)] = context
+        assert not cuts, f"{request!r}: snapshots are wanted at {cuts}, outside its piece"
         self.states[request.slot] = context
         return context
+
+    def _mark(self, request: Request, position: int, token: int) -> int:
+        return decoded(token) if self.grid_tokens > 1 and position >= request.prompt_tokens else token
 
     def _check(self, plan: StepPlan) -> None:
         batch = plan.batch(2, 1)
@@ -215,10 +235,14 @@ class World:
         for row in plan.rows:
             prompt = row.request.prompt_tokens
             assert (row.kind == "decode") == (row.start >= prompt)
-            assert row.kind == "decode" or row.start + row.tokens <= prompt
+            end = row.start + row.tokens
+            assert row.kind == "decode" or end <= prompt
+            assert row.kind == "decode" or end == prompt or not end % self.grid_tokens
             assert row.samples == (row.request.kind == "generate" and row.start + row.tokens >= prompt)
         if not self.mixed:
             assert plan.path != "mixed"
+        for cut in plan.cuts:
+            assert plan.decode_rows <= cut.row and 0 < cut.tokens < plan.lengths[cut.row]
 
 
 def audit(world: World) -> None:

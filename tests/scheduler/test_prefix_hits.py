@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.scheduler.fake_engine import World, audit, random_prompts, solo_run
 
 from trivet.capacity import Limits
+from trivet.errors import ConfigError
 from trivet.scheduler import Ending
 
 
@@ -26,14 +27,17 @@ def prompt_of(seed: int, tokens: int) -> list[int]:
     page_size=st.sampled_from([1, 3, 16]),
     grain_pages=st.integers(1, 4),
     snapshots=st.sampled_from([None, 1, 2, 5]),
+    cuts_inside=st.booleans(),
     earlier=st.integers(0, 4),
     rng=st.randoms(use_true_random=False),
 )
 def test_an_immediate_rerun_hits_up_to_the_last_grain(  # type: ignore[no-untyped-def]
-    tokens, new_tokens, step_tokens, requests, page_size, grain_pages, snapshots, earlier, rng
+    tokens, new_tokens, step_tokens, requests, page_size, grain_pages, snapshots, cuts_inside, earlier, rng
 ) -> None:
     limits = Limits(requests, step_tokens, 96, page_size)
-    world = World.of(limits, limits.pages_per_request, snapshots=snapshots, grain_pages=grain_pages)
+    world = World.of(
+        limits, limits.pages_per_request, snapshots=snapshots, grain_pages=grain_pages, cuts_inside=cuts_inside
+    )
     assert world.prefix is not None
     grain = world.prefix.grain_tokens
     for stem in random_prompts(rng, earlier, 60):
@@ -64,6 +68,45 @@ def test_a_prompt_whose_end_is_a_boundary_is_hit_by_the_next_turn(step_tokens: i
     turn = world.serve(prompt_of(1, 32), 1)
     following = world.serve([*turn.tokens, *prompt_of(2, 5)], 1)
     assert following.cached_tokens == 32
+
+
+def test_where_layers_cut_inside_a_piece_a_prompt_takes_one_step_however_many_snapshots_it_leaves() -> None:
+    world = World.of(Limits(2, 200, 200, 4), 100, snapshots=8, grain_pages=2, cuts_inside=True)
+    stem = prompt_of(1, 50)
+    world.serve(stem + prompt_of(2, 20), 2)
+    before = len(world.steps)
+    second = world.serve(stem + prompt_of(3, 20), 2)
+    prefill, *_ = world.steps[before:]
+    assert prefill.lengths == (second.prompt_tokens,)
+    assert [cut.tokens for cut in prefill.cuts] == [48, 64]
+    assert world.serve(stem + prompt_of(4, 20), 2).cached_tokens == 48
+    assert world.serve(stem + prompt_of(3, 20), 2).cached_tokens == 64
+
+
+@pytest.mark.parametrize("cuts_inside", [False, True])
+def test_on_a_grid_others_hit_what_prompts_left_and_nothing_of_new_tokens(cuts_inside: bool) -> None:
+    world = World.of(Limits(2, 64, 200, 4), 100, snapshots=8, cuts_inside=cuts_inside, grid_tokens=4)
+    turn = world.serve(prompt_of(1, 24), 41)
+    following = [*turn.tokens, *prompt_of(2, 5)]
+    second = world.serve(following, 3)
+    assert second.cached_tokens == 24
+    assert second.new_token_ids == solo_run(following, 3, grid_tokens=4)
+    third = world.serve(following, 3)
+    assert third.cached_tokens == (len(following) - 1) // 4 * 4
+    assert third.new_token_ids == second.new_token_ids
+    audit(world)
+
+
+@pytest.mark.parametrize(
+    ("step_tokens", "page_size", "said"),
+    [
+        (69, 64, "max_step_tokens is 69, expected at least 70"),
+        (70, 16, "snapshot_stride is 16, expected a multiple of 64"),
+    ],
+)
+def test_limits_that_a_grid_does_not_fit_are_refused(step_tokens: int, page_size: int, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        World.of(Limits(6, step_tokens, 200, page_size), 100, snapshots=8, grid_tokens=64)
 
 
 @pytest.mark.parametrize("step_tokens", [1, 5, 64])

@@ -7,7 +7,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.scheduler.fake_engine import World, random_prompts
+from tests.scheduler.fake_engine import World, random_prompts, solo_run
 
 from trivet.capacity import Limits
 from trivet.scheduler import Request, drain_bound_steps, progress_bound_steps
@@ -20,6 +20,7 @@ WORLDS = st.fixed_dictionaries(
         "snapshots": st.sampled_from([None, None, 0, 1, 3]),
         "chunked": st.booleans(),
         "mixed": st.booleans(),
+        "cuts_inside": st.booleans(),
         "spare_pages": st.integers(0, 30),
     }
 )
@@ -34,6 +35,7 @@ def world_of(drawn: dict[str, int | None], context: int = 40) -> World:
         snapshots=snapshots,
         chunked=bool(drawn["chunked"]) or snapshots is not None,
         mixed=bool(drawn["mixed"]),
+        cuts_inside=bool(drawn["cuts_inside"]),
     )
 
 
@@ -99,9 +101,51 @@ def test_any_queue_drains_within_the_stated_bound(drawn, rng) -> None:  # type: 
     world = world_of(drawn)
     requests = queue(world, rng, rng.randint(1, 12))
     lengths = [(request.prompt_tokens, request.max_new_tokens) for request in requests]
-    bound = drain_bound_steps(lengths, world.limits.max_step_tokens, snapshots=drawn["snapshots"] is not None)
+    pauses = drawn["snapshots"] is not None and not drawn["cuts_inside"]
+    bound = drain_bound_steps(lengths, world.limits.max_step_tokens, snapshots=pauses)
     assert world.drain() <= bound
     assert all(request.finish_reason == "length" for request in requests)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    requests=st.integers(1, 5),
+    room=st.integers(0, 9),
+    grid_tokens=st.sampled_from([2, 4, 8]),
+    snapshots=st.sampled_from([0, 1, 3]),
+    cuts_inside=st.booleans(),
+    spare_pages=st.integers(0, 30),
+    rng=st.randoms(use_true_random=False),
+)
+def test_on_a_grid_the_oldest_prompt_advances_in_every_step_and_any_queue_drains_within_the_bound(  # type: ignore[no-untyped-def]
+    requests, room, grid_tokens, snapshots, cuts_inside, spare_pages, rng
+) -> None:
+    limits = Limits(requests, requests + grid_tokens + room, 40, grid_tokens)
+    world = World.of(
+        limits,
+        limits.pages_per_request + spare_pages,
+        snapshots=snapshots,
+        cuts_inside=cuts_inside,
+        grid_tokens=grid_tokens,
+    )
+    queued = queue(world, rng, rng.randint(1, 12))
+    lengths = [(request.prompt_tokens, request.max_new_tokens) for request in queued]
+    pauses = not cuts_inside
+    bound = drain_bound_steps(lengths, limits.max_step_tokens, snapshots=pauses, grid_tokens=grid_tokens)
+    steps = 0
+    while world.scheduler.has_work:
+        plan = world.launch()
+        assert plan is not None
+        prefilling = [r for r in world.scheduler.running if r.computed_tokens < r.prompt_tokens]
+        assert not prefilling or prefilling[0] in plan.requests
+        assert {r for r in world.scheduler.running if r.computed_tokens >= r.prompt_tokens} <= set(plan.requests)
+        world.land()
+        steps += 1
+    assert steps <= bound
+    for request in queued:
+        prompt = request.tokens[: request.prompt_tokens]
+        new_tokens = 0 if request.kind == "score" else request.max_new_tokens
+        assert request.new_token_ids == solo_run(prompt, new_tokens, grid_tokens=grid_tokens)
 
 
 def test_the_drain_bound_is_met_exactly_by_a_lone_request() -> None:

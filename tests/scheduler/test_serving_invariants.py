@@ -30,6 +30,7 @@ class Serving(RuleBasedStateMachine):
         grain_pages=st.integers(1, 3),
         chunked=st.sampled_from([True, True, False]),
         mixed=st.sampled_from([True, True, False]),
+        cuts_inside=st.booleans(),
     )
     def begin(
         self,
@@ -43,6 +44,7 @@ class Serving(RuleBasedStateMachine):
         grain_pages: int,
         chunked: bool,
         mixed: bool,
+        cuts_inside: bool,
     ) -> None:
         limits = Limits(requests, step_tokens, context, page_size)
         self.world = World.of(
@@ -53,6 +55,7 @@ class Serving(RuleBasedStateMachine):
             grain_pages=grain_pages,
             chunked=chunked or self.hybrid,
             mixed=mixed,
+            cuts_inside=cuts_inside,
         )
 
     @rule(

@@ -38,7 +38,6 @@ class DeltaLayer:
     norm_weight: Tensor
     states: Tensor
     tails: Tensor
-    arrivals: Tensor
     generator: torch.Generator
 
     @classmethod
@@ -59,7 +58,6 @@ class DeltaLayer:
             norm_weight=(1 + 0.3 * normal(recurrent.value_dim)).to(dtype),
             states=normal(slots, *recurrent.state_shape),
             tails=tails,
-            arrivals=torch.zeros((slots, recurrent.key_heads), dtype=torch.int32, device=DEVICE),
             generator=generator,
         )
 
@@ -109,33 +107,34 @@ class DeltaLayer:
 
         out = torch.full((len(slots), self.recurrent.value_elements), torch.nan, dtype=projected.dtype, device=DEVICE)
         parameters = (self.recurrent, self.conv_weight, self.a_log, self.dt_bias, self.norm_weight, NORM_EPS)
-        states = (self.states, self.tails, slots, self.arrivals, self.padding_slot)
+        states = (self.states, self.tails, slots, self.padding_slot)
         delta_decode(projected, *parameters, *states, out, **how)  # type: ignore[arg-type]
         return out
 
-    def chunks(self, projected: Tensor, slots: Tensor, table: ChunkTable) -> Tensor:
-        """Rows of any lengths through the chunked kernels."""
+    def snapshots(self, count: int) -> tuple[Tensor, Tensor]:
+        """States and tails of as many snapshots, in which nothing is kept yet."""
+        states = torch.full((count, *self.states.shape[1:]), torch.nan, device=DEVICE)
+        channels, kept = self.tails.shape[1:]
+        tails = torch.full((count, kept, channels), torch.nan, dtype=self.tails.dtype, device=DEVICE)
+        return states, tails.transpose(1, 2)
+
+    def chunks(
+        self, projected: Tensor, slots: Tensor, table: ChunkTable, kept: tuple[Tensor, Tensor] | None = None
+    ) -> Tensor:
+        """Rows of any lengths through the chunked kernels; `kept` are snapshots for the table's cuts."""
         from trivet.ops.fused.delta_chunks import delta_chunks
 
         shape = (len(projected), self.recurrent.value_elements)
         out = torch.full(shape, torch.nan, dtype=projected.dtype, device=DEVICE)
         parameters = (self.recurrent, self.conv_weight, self.a_log, self.dt_bias, self.norm_weight, NORM_EPS)
-        return delta_chunks(projected, *parameters, self.states, self.tails, slots, table, out)
-
-
-def decode_shapes() -> list[object]:
-    """Every way in which the fused kernels serve decode rows."""
-    from trivet.ops.fused.delta_decode import SPLIT_HEADS, WholeHeads
-
-    return [WholeHeads(), *(shape for _, shape in SPLIT_HEADS)]
+        return delta_chunks(projected, *parameters, self.states, self.tails, slots, table, out, *(kept or ()))
 
 
 def build_kernels(recurrent: RecurrentGeometry, dtype: torch.dtype) -> None:
     """Compile what the kernels want for one geometry; in a process of its own, beside others."""
     layer = DeltaLayer.drawn(recurrent, 2, dtype, seed=0)
     slots = layer.some_slots(2)
-    for shape in decode_shapes():
-        layer.decode(layer.projected(2), slots, shape=shape)
+    layer.decode(layer.projected(2), slots)
     layer.chunks(layer.projected(70), slots, PackedRows((3, 67), DEVICE).table(0))
     if DEVICE == "cuda":
         torch.cuda.synchronize()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from trivet.geometry import ModelGeometry, RecurrentGeometry
 from trivet.layout import BufferLayout, Buffers, BufferSpec
@@ -32,6 +31,20 @@ def snapshots_within(budget_bytes: int, geometry: ModelGeometry, dtype: str) -> 
     """How many snapshots `budget_bytes` holds; the bytes of one are read off the layout."""
     one = state_layout("snapshot", geometry, 1, dtype).total_bytes
     return budget_bytes // one if one else 0
+
+
+class StateCut(NamedTuple):
+    """A place inside a row of a step at which its recurrent state is kept.
+
+    Attributes:
+        row: row of the step.
+        tokens: tokens of the row before the cut: at least one, and not all.
+        snapshot: where the state goes.
+    """
+
+    row: int
+    tokens: int
+    snapshot: int
 
 
 class StateOwner(Protocol):
@@ -65,8 +78,6 @@ class StatePool(StateOwner):
                 views[recurrent] = buffers[recurrent].view(entries, *layer.state_shape)
                 # Channels lie together, which is how all that reads and writes tails takes them.
                 views[tail] = buffers[tail].view(entries, *reversed(layer.tail_shape)).transpose(1, 2)
-        layers = [geometry.layers[index] for index in geometry.recurrent_layers]
-        self._most_key_heads = max(layer.key_heads for layer in layers if isinstance(layer, RecurrentGeometry))
         # Of one dtype each, so that a CUDA device takes many layers in one kernel.
         self._names = tuple(
             [f"{kind}.{index}" for index in geometry.recurrent_layers] for kind in ("recurrent", "tail")
@@ -77,17 +88,6 @@ class StatePool(StateOwner):
         """Slots of requests; those of padding rows come behind them."""
         return next(iter(self._slot_views.values())).shape[0] - PADDING_SLOTS
 
-    @cached_property
-    def arrivals(self) -> torch.Tensor:
-        """Int32 zeros ``[slots, key_heads]``, in which a kernel's programs count each other and which it leaves zeros.
-
-        Held where kernels want it alone, and too small for a line of the ledger.
-        """
-        import torch
-
-        state = next(iter(self._slot_views.values()))
-        return torch.zeros((state.shape[0], self._most_key_heads), dtype=torch.int32, device=state.device)
-
     def recurrent(self, layer: int) -> torch.Tensor:
         """``[slots, value_heads, key_dim, value_dim]``, float32: recurrent state of every slot."""
         return self._slot_views[f"recurrent.{layer}"]
@@ -95,6 +95,10 @@ class StatePool(StateOwner):
     def tail(self, layer: int) -> torch.Tensor:
         """``[slots, conv_channels, conv_kernel - 1]``: the last inputs of the convolution, oldest first."""
         return self._slot_views[f"tail.{layer}"]
+
+    def kept(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """State and tail of a layer in every snapshot, in the shapes of `recurrent` and `tail`."""
+        return self._snapshot_views[f"recurrent.{layer}"], self._snapshot_views[f"tail.{layer}"]
 
     def clear(self, slots: Sequence[int]) -> None:
         """Zero the state of `slots`."""
@@ -123,6 +127,5 @@ class StatePool(StateOwner):
         """Release slots and snapshots. Idempotent."""
         self._slot_views = {}
         self._snapshot_views = {}
-        self.__dict__.pop("arrivals", None)
         self.slots.close()
         self.snapshots.close()

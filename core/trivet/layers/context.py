@@ -42,6 +42,7 @@ class StepContext:
         self._cache = cache
         self._state = state
         self._rotations: dict[AttentionGeometry, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._cut_layers: set[int] = set()
         self.rows = rows
         self.decode_rows = decode_rows
         self.slots = slots
@@ -118,7 +119,7 @@ class StepContext:
         attended = owner.attend(query, keys, values)
         if output_gate:
             gates = projected[:, : 2 * attention.query_elements].unflatten(1, (attention.query_heads, 2, -1))[:, :, 1]
-            attended = attended.mul_(torch.sigmoid(gates))
+            kernels.output_gate(attended, gates)
         return attended.view(projected.shape[0], attention.query_elements)
 
     def delta_rule_projected(
@@ -135,9 +136,9 @@ class StepContext:
     ) -> torch.Tensor | None:
         """From a projection to what the output projection takes, through a Gated DeltaNet layer, by fused kernels.
 
-        Of decode rows nothing depends on the rows beside them, but on how many there are which kernels they take. The
-        other rows go through the delta rule in chunks, those of one token too. States and tails of the rows' slots
-        advance; rows in the padding slot give zeros and change nothing.
+        Not a bit of a decode row depends on the rows beside it, nor on how many there are. The other rows go through
+        the delta rule in chunks, those of one token too. States and tails of the rows' slots advance, and are kept as
+        they are at the rows' cuts; rows in the padding slot give zeros and change nothing.
 
         Args:
             projected: ``[tokens, elements]``: queries, keys and values before the convolution, output gates, beta
@@ -166,7 +167,6 @@ class StepContext:
                 states,
                 tails,
                 self.slots[:first_chunk],
-                state.arrivals,
                 state.live_slots,
                 out[:first_chunk],
             )
@@ -179,8 +179,18 @@ class StepContext:
                 self.slots[first_chunk:],
                 self.rows.table(first_chunk),
                 out[first_chunk:],
+                *state.kept(layer),
             )
+            self._cut_layers.add(layer)
         return out
+
+    @property
+    def made_cuts(self) -> bool:
+        """Whether every recurrent layer has kept its state at the cuts of the rows; vacuously so where there are none.
+
+        The shared kernels do, in any step with prefill rows. Layers that go through `recurrent_state` know of no cuts.
+        """
+        return self._cut_layers.issuperset(self._geometry.recurrent_layers)
 
     def recurrent_state(self, layer: int) -> torch.Tensor:
         """``[slots, value_heads, key_dim, value_dim]``, float32: the state of every slot, to be updated in place."""

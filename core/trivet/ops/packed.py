@@ -13,6 +13,7 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
+from trivet.caches.state import StateCut
 from trivet.ops.transfer import to_device
 from trivet.reservation.recurrent import CHUNK_TOKENS, DEVICE_CHUNK_TOKENS, SHORT_TOKENS
 
@@ -21,6 +22,10 @@ Indices = npt.NDArray[np.int64]
 
 def _lengths(lengths: Iterable[int]) -> tuple[int, ...]:
     return tuple(int(length) for length in lengths)
+
+
+def _in_order(cuts: Iterable[StateCut]) -> tuple[StateCut, ...]:
+    return tuple(sorted(cuts))
 
 
 @frozen
@@ -93,19 +98,27 @@ class ChunkGrid:
 
 @frozen
 class ChunkTable:
-    """Rows cut into chunks, as kernels for varying lengths look them up. Tokens are counted from the first row's.
+    """Rows in segments of chunks, as kernels for varying lengths look them up.
+
+    A row's segments lie between the places at which its state is kept. Rows, segments, chunks and tokens are counted
+    from the first row's.
 
     Attributes:
-        starts: int64 ``[rows + 1]``, each row's first token, and the number of tokens.
-        chunks: int64 ``[chunks, 2]``, each chunk's row and its number within the row.
-        first_chunks: int64 ``[rows + 1]``, each row's first chunk, and the number of chunks.
-        chunk_tokens: length of a chunk; a row's last may be shorter.
+        starts: int64 ``[segments + 1]``, each segment's first token, and the number of tokens.
+        chunks: int64 ``[chunks, 2]``, each chunk's segment and its number within the segment.
+        segments: int64 ``[segments, 4]``, each segment's row, the tokens of the row before it, its first chunk, and the
+            snapshot of the state behind it: -1 for the last of a row, and for no other.
+        row_segments: int64 ``[rows + 1]``, each row's first segment, and the number of segments.
+        chunk_tokens: length of a chunk; a segment's last may be shorter.
+        cuts: places at which a state is kept.
     """
 
     starts: Tensor
     chunks: Tensor
-    first_chunks: Tensor
+    segments: Tensor
+    row_segments: Tensor
     chunk_tokens: int
+    cuts: int
 
 
 @frozen
@@ -116,14 +129,18 @@ class PackedRows:
         lengths: tokens of each row, at least 1.
         device: where the index tensors live: that of the tensors they index.
         chunk_tokens: longest chunk of the delta rule, a power of two.
+        cuts: places inside rows at which recurrent state is kept, by row and tokens. Of what is worked out here only
+            tables have them.
 
     Raises:
-        ValueError: no rows, an empty row, or a chunk length that is not a power of two.
+        ValueError: no rows, an empty row, a chunk length that is not a power of two, a cut that is not inside a row, or
+            two at one place.
     """
 
     lengths: tuple[int, ...] = field(converter=_lengths)
     device: torch.device = field(default=torch.device("cpu"), converter=torch.device)
     chunk_tokens: int = CHUNK_TOKENS
+    cuts: tuple[StateCut, ...] = field(default=(), converter=_in_order)
     _edges: dict[int, ConvolutionEdges] = field(factory=dict, init=False, repr=False, eq=False)
     _tables: dict[int, ChunkTable] = field(factory=dict, init=False, repr=False, eq=False)
 
@@ -132,6 +149,12 @@ class PackedRows:
             raise ValueError(f"packed rows: found lengths {self.lengths}, expected rows of at least one token")
         if self.chunk_tokens < 1 or self.chunk_tokens & (self.chunk_tokens - 1):
             raise ValueError(f"packed rows: chunk_tokens is {self.chunk_tokens}, expected a power of two")
+        for cut in self.cuts:
+            length = self.lengths[cut.row] if 0 <= cut.row < self.rows else 0
+            if not 0 < cut.tokens < length:
+                raise ValueError(f"packed rows: found {cut}, expected a place inside one of rows {self.lengths}")
+        if len({(cut.row, cut.tokens) for cut in self.cuts}) < len(self.cuts):
+            raise ValueError(f"packed rows: found cuts {self.cuts}, expected one at a place")
 
     @property
     def rows(self) -> int:
@@ -171,7 +194,11 @@ class PackedRows:
         return tuple(self._find_grid(members) for members in (long, short) if members.any())
 
     def table(self, first_row: int) -> ChunkTable:
-        """The rows from `first_row` on, at least one, as kernels look them up."""
+        """The rows from `first_row` on, at least one, as kernels look them up.
+
+        Raises:
+            ValueError: a row before `first_row` has a cut, which the table would miss.
+        """
         if first_row not in self._tables:
             self._tables[first_row] = self._find_table(first_row)
         return self._tables[first_row]
@@ -224,23 +251,41 @@ class PackedRows:
         )
 
     def _find_table(self, first_row: int) -> ChunkTable:
+        if self.cuts and self.cuts[0].row < first_row:
+            raise ValueError(f"packed rows: found {self.cuts[0]}, expected cuts of rows from {first_row} on")
         counts = self._counts[first_row:]
         rows = len(counts)
-        per_row = -(-counts // DEVICE_CHUNK_TOKENS)
+        cuts = np.asarray(self.cuts, dtype=np.int64).reshape(-1, 3)
+        cut_rows = cuts[:, 0] - first_row
+
+        # A row's segments end at its cuts and at its end. Cuts are in order, and are inside their rows.
+        row_ends = np.cumsum(counts)
+        cut_ends = (row_ends - counts)[cut_rows] + cuts[:, 1]
+        ends = np.concatenate((cut_ends, row_ends))
+        order = np.argsort(ends)
+        ends = ends[order]
+        row = np.concatenate((cut_rows, np.arange(rows)))[order]
+        snapshot = np.concatenate((cuts[:, 2], np.full(rows, -1)))[order]
+        starts = np.concatenate(([0], ends))
+        chunks_of = -(-np.diff(starts) // DEVICE_CHUNK_TOKENS)
+        first_chunk = np.cumsum(chunks_of) - chunks_of
+        segment = np.repeat(np.arange(len(ends)), chunks_of)
+        number = np.arange(len(segment)) - first_chunk[segment]
+        before = starts[:-1] - (row_ends - counts)[row]
+        row_segments = np.searchsorted(row, np.arange(rows + 1))
+
         # One copy to the device for all; each part begins at a multiple of 16 bytes, whatever the rows, since kernels
         # are compiled for the alignment that they find.
-        space = rows + 1 + (rows + 1) % 2
-        edges = np.zeros((2, space), dtype=np.int64)
-        np.cumsum(counts, out=edges[0, 1 : rows + 1])
-        np.cumsum(per_row, out=edges[1, 1 : rows + 1])
-        row = np.repeat(np.arange(rows), per_row)
-        number = np.arange(len(row)) - edges[1][row]
-        whole = self._tensor(np.concatenate((edges.ravel(), np.stack((row, number), 1).ravel())))
+        chunks, segments = np.stack((segment, number), 1), np.stack((row, before, first_chunk, snapshot), 1)
+        parts = [np.resize(part, part.size + part.size % 2) for part in (starts, chunks, segments, row_segments)]
+        whole = self._tensor(np.concatenate(parts)).split([part.size for part in parts])
         return ChunkTable(
-            starts=whole[: rows + 1],
-            first_chunks=whole[space : space + rows + 1],
-            chunks=whole[2 * space :].view(-1, 2),
+            starts=whole[0][: len(starts)],
+            chunks=whole[1].view(-1, 2),
+            segments=whole[2].view(-1, 4),
+            row_segments=whole[3][: rows + 1],
             chunk_tokens=DEVICE_CHUNK_TOKENS,
+            cuts=len(cuts),
         )
 
     def _find_edges(self, tail: int) -> ConvolutionEdges:

@@ -22,6 +22,10 @@ SHORT_TOKENS = 8
 DEVICE_CHUNK_TOKENS = 64
 """Chunk of the delta rule in the kernels of CUDA devices."""
 
+MOST_CUTS_PER_ROW = 2
+"""Places inside a row of one step at which its recurrent state is kept for the prefix cache: no more than the scheduler
+asks for (`trivet.scheduler.bounds.SNAPSHOT_PAUSES`)."""
+
 LEAST_TILE = 16
 """Least dimension of a matrix instruction."""
 
@@ -73,16 +77,18 @@ def _single_token_bytes(layer: RecurrentGeometry, rows: int, width: int) -> int:
 def _device_chunk_bytes(layer: RecurrentGeometry, tokens: int, rows: int, width: int) -> int:
     """Of the chunked kernels, which serve heads of whole matrix tiles in half precision; 0 for other layers.
 
-    The convolved inputs and the gathered states are among what `recurrent_bytes` counts throughout.
+    Rows are in segments between the places at which their state is kept, and a segment has a last chunk that may not
+    be whole. The convolved inputs are among what `recurrent_bytes` counts throughout.
     """
     if width >= FLOAT32_BYTES or min(layer.key_dim, layer.value_dim) < LEAST_TILE:
         return 0
-    heads, chunks = layer.value_heads, tokens // DEVICE_CHUNK_TOKENS + rows
+    segments = min((1 + MOST_CUTS_PER_ROW) * rows, tokens)
+    heads, chunks = layer.value_heads, tokens // DEVICE_CHUNK_TOKENS + segments
     gates = tokens * heads * 2 * FLOAT32_BYTES
     systems = tokens * heads * DEVICE_CHUNK_TOKENS
     readers, written = tokens * heads * layer.key_dim, tokens * layer.value_elements
     states = chunks * math.prod(layer.state_shape)
-    indices = (2 * (rows + 2) + 2 * chunks) * INDEX_BYTES
+    indices = (5 * segments + 2 + rows + 2 + 2 * chunks) * INDEX_BYTES
     return gates + (systems + readers + written + states) * width + indices
 
 

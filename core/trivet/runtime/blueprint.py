@@ -24,9 +24,11 @@ from trivet.layout import BufferLayout
 from trivet.plugin.family import ModelFamily
 from trivet.plugin.manager import PluginManager
 from trivet.reservation import LedgerLine, MemoryLedger, activation_bytes, cuda_lines, reserve
+from trivet.reservation.recurrent import DEVICE_CHUNK_TOKENS
 from trivet.runtime.inputs import inputs_layout
 from trivet.runtime.options import SizingOptions
 from trivet.sampling.layout import penalty_layout, sampler_layout, sampler_scratch_bytes
+from trivet.scheduler import check_grid
 from trivet.weights.map import WeightMap
 
 logger = logging.getLogger("trivet.blueprint")
@@ -57,6 +59,7 @@ class Blueprint:
         rotary: layout of each attention geometry's rotary table.
         snapshot_count: snapshots that the pool holds; 0 without hybrid prefix caching.
         prefix_grain_tokens: tokens between boundaries at which a prefix-cache hit can end.
+        prefill_grid_tokens: at whose multiples prompts are cut; 1 for anywhere.
         prefix_cache: whether there is a prefix cache.
         ledger: every line, and the KV pages that the budget leaves.
     """
@@ -78,6 +81,7 @@ class Blueprint:
     rotary: dict[AttentionGeometry, BufferLayout]
     snapshot_count: int
     prefix_grain_tokens: int
+    prefill_grid_tokens: int
     prefix_cache: bool
     ledger: MemoryLedger
 
@@ -119,6 +123,8 @@ def draw_blueprint(directory: Path, options: SizingOptions, device: DeviceProfil
         graph_buckets=_graph_buckets(limits.step_rows, selections) if _captures(device, options) else (),
     )
     grain_tokens = _prefix_grain(geometry, limits, device, options.snapshot_stride)
+    grid_tokens = _prefill_grid(geometry, options)
+    check_grid(limits, grain_tokens if options.prefix_cache else grid_tokens, grid_tokens)
     budget_bytes = options.budget_bytes(device.memory_bytes)
     snapshot_count = _snapshot_count(geometry, limits, dtype, budget_bytes, options)
     weight_map = _given(family, "weight_map", WeightMap, lambda: family.weight_map(geometry))
@@ -173,6 +179,7 @@ def draw_blueprint(directory: Path, options: SizingOptions, device: DeviceProfil
         rotary=rotary,
         snapshot_count=snapshot_count,
         prefix_grain_tokens=grain_tokens,
+        prefill_grid_tokens=grid_tokens,
         prefix_cache=options.prefix_cache and (snapshot_count > 0 or not geometry.hybrid),
         ledger=ledger,
         **layouts,
@@ -227,13 +234,6 @@ def _select_paths(
         )
         for attention in geometry.attention_geometries
     }
-    if options.numeric_policy == "pinned" and geometry.hybrid:
-        raise ConfigError(
-            f"numeric_policy='pinned' is not served for {geometry.model_type!r}: its recurrent layers "
-            f"({len(geometry.recurrent_layers)} of {len(geometry.layers)}) take a chunk in another order of sums than "
-            "the same tokens one by one, so that results would depend on chunking, whichever decode path serves "
-            f"attention ({', '.join(path.name for path in paths)}); use numeric_policy='tuned'"
-        )
     return selections
 
 
@@ -271,6 +271,14 @@ def _prefix_grain(geometry: ModelGeometry, limits: Limits, device: DeviceProfile
             "a page and a snapshot end"
         )
     return stride
+
+
+def _prefill_grid(geometry: ModelGeometry, options: SizingOptions) -> int:
+    """At whose multiples prompts are cut: whole chunks of recurrent layers where results must not depend on the batch.
+
+    The same tokens in other chunks, or one by one, give other bits.
+    """
+    return DEVICE_CHUNK_TOKENS if geometry.hybrid and options.numeric_policy == "pinned" else 1
 
 
 def _snapshot_count(

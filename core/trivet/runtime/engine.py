@@ -17,7 +17,7 @@ from attrs import evolve
 from trivet.attention import PlanOwner
 from trivet.caches.kv import KvCache
 from trivet.caches.state import StatePool
-from trivet.errors import MemoryBudgetError, RequestRejected, UnusableLogits
+from trivet.errors import MemoryBudgetError, PluginError, RequestRejected, UnusableLogits
 from trivet.geometry import AttentionGeometry
 from trivet.layers.context import StepContext
 from trivet.layers.decoder import DecoderModel
@@ -364,7 +364,8 @@ class Engine:
         slots = self.inputs.fill("slots", plan.slots)
         if plan.carried_rows:
             token_ids[: plan.decode_rows] = self.inputs["slot_tokens"][slots[: plan.decode_rows]]
-        return self.forward(token_ids, slots, PackedRows(plan.lengths, token_ids.device), plan.decode_rows), slots
+        rows = PackedRows(plan.lengths, token_ids.device, cuts=plan.cuts)
+        return self.forward(token_ids, slots, rows, plan.decode_rows), slots
 
     def forward(self, token_ids: torch.Tensor, slots: torch.Tensor, rows: PackedRows, decode_rows: int) -> torch.Tensor:
         """Hidden states ``[tokens, hidden_size]`` of a step for which the owners are updated."""
@@ -378,7 +379,14 @@ class Engine:
             decode_rows=decode_rows,
             slots=slots,
         )
-        return self.model(token_ids, context)
+        hidden = self.model(token_ids, context)
+        if rows.cuts and not context.made_cuts:
+            raise PluginError(
+                f"model type {self.blueprint.geometry.model_type!r}: a recurrent layer went through "
+                "StepContext.delta_rule_projected in the start-up profile and otherwise in this step, so that a "
+                "snapshot inside a prompt is not there; expected the same way in every step with prefill rows"
+            )
+        return hidden
 
     def _sample_rows(
         self, plan: StepPlan, hidden: torch.Tensor, slots: torch.Tensor, groups: SampleGroups

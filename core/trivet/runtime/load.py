@@ -14,7 +14,7 @@ from trivet.caches.slots import SlotPool
 from trivet.caches.state import StatePool
 from trivet.config.generation import read_end_token_ids
 from trivet.dtypes import as_torch
-from trivet.errors import MemoryBudgetError
+from trivet.errors import ConfigError, MemoryBudgetError
 from trivet.layers.decoder import DecoderModel
 from trivet.layers.parameters import Parameters
 from trivet.layers.rotary import RotaryTable
@@ -121,7 +121,7 @@ def _assemble(
         state = StatePool(geometry, slots, allocate(blueprint.snapshots.name, blueprint.snapshots))
         state.clear(range(capacity.step_rows))  # those that the profile uses; a request clears its own
     with blueprint.family.blamed("the start-up profile of its model", torch.OutOfMemoryError):
-        run_profile(
+        profile = run_profile(
             capacity,
             blueprint.selections,
             model,
@@ -130,6 +130,12 @@ def _assemble(
             sampling,
             device,
             blueprint.ledger.line("activations").bytes,
+        )
+    if blueprint.prefill_grid_tokens > 1 and not profile.cuts_inside:
+        raise ConfigError(
+            f"numeric_policy='pinned': recurrent layers of model type {geometry.model_type!r} do not go through the "
+            f"kernels whose results do not depend on the batch; expected fla-core beside Triton (pip install "
+            "'trivet[cuda]') and a family whose layers use StepContext.delta_rule_projected; use numeric_policy='tuned'"
         )
     owners = {}
     for plan in capacity.plans:
@@ -152,6 +158,8 @@ def _assemble(
         recurrent=geometry.hybrid,
         chunked_prefill=capabilities.chunked_prefill,
         mixed_steps=capabilities.mixed_steps,
+        cuts_inside=geometry.hybrid and profile.cuts_inside,
+        grid_tokens=blueprint.prefill_grid_tokens,
     )
     return Engine(
         blueprint=blueprint,

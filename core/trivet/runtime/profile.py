@@ -34,11 +34,13 @@ class Profile:
     Attributes:
         peak_bytes: most bytes of temporaries that were alive at once, plan buffers subtracted.
         plan_bytes: bytes of the temporary owners' plans, read off the capacity's layouts.
+        cuts_inside: whether the recurrent layers, if there are any, can keep their state in the middle of a row.
         duration_s: how long it took.
     """
 
     peak_bytes: int
     plan_bytes: int
+    cuts_inside: bool
     duration_s: float
 
 
@@ -118,7 +120,7 @@ def run_profile(
             f"in a step of {capacity.step_tokens} tokens, the planned bound is {size_text(activation_bytes)}: a layer "
             "of the family keeps more temporaries than the shared layers do; free them earlier"
         )
-    return Profile(peak_bytes, plan_bytes, time.perf_counter() - started)
+    return Profile(peak_bytes, plan_bytes, context.made_cuts, time.perf_counter() - started)
 
 
 def _decode_rows(query_lengths: list[int]) -> int:

@@ -22,9 +22,18 @@ class Holdings:
         pool: the KV pages.
         slots: request slots.
         prefix: the prefix cache over `pool`; None, or one that is not enabled, to do without.
+        prompts_alone: whether others are offered what prompts left, and nothing of new tokens.
     """
 
-    def __init__(self, gate: AdmissionGate, pool: PagePool, slots: SlotPool, prefix: PrefixCache | None) -> None:
+    def __init__(
+        self,
+        gate: AdmissionGate,
+        pool: PagePool,
+        slots: SlotPool,
+        prefix: PrefixCache | None,
+        *,
+        prompts_alone: bool = False,
+    ) -> None:
         self.gate = gate
         self.pool = pool
         self.slots = slots
@@ -33,6 +42,7 @@ class Holdings:
         self.page_size = gate.limits.page_size
         self.grain_tokens = self.prefix.grain_tokens if self.prefix is not None else self.page_size
         self.prefix_hit_tokens = 0
+        self._prompts_alone = prompts_alone
         self._releases = 0
         self._blocked: tuple[Request, int, int] | None = None  # who did not fit, releases then, pages matched then
 
@@ -120,10 +130,10 @@ class Holdings:
         request.cached_tokens = request.computed_tokens = request.scheduled_tokens = match.hit_tokens
         self.prefix_hit_tokens += match.hit_tokens
         if self.shelf is not None:
-            # Prefill stops where a snapshot is wanted: at the branch point, and at the last boundary of the prompt.
+            # Snapshots are wanted at the branch point, and at the last boundary of the prompt.
             branch = match.page_tokens // self.grain_tokens * self.grain_tokens
             last = (request.prompt_tokens - 1) // self.grain_tokens * self.grain_tokens
-            request.pauses = sorted({boundary for boundary in (branch, last) if boundary > match.hit_tokens})
+            request.boundaries = sorted({boundary for boundary in (branch, last) if boundary > match.hit_tokens})
             if match.hit_tokens:
                 self.shelf.hold(match.node)
                 request.restore_from = request.boundary_node = match.node
@@ -172,7 +182,10 @@ class Holdings:
         if prefix is None or node is None:
             request.publish_at_tokens = NEVER_TOKENS
             return
-        full_pages = request.computed_tokens // self.page_size
+        offered_tokens = request.computed_tokens
+        if self._prompts_alone:
+            offered_tokens = min(offered_tokens, request.prompt_tokens)
+        full_pages = offered_tokens // self.page_size
         extend_digests(request.digests, request.tokens, self.page_size, full_pages)
         for index in range(request.published_pages, full_pages):
             page = request.pages[index]
@@ -181,7 +194,7 @@ class Holdings:
                 request.duplicates.append(page)
             request.node = node  # page by page: what a later one raises finds the accounts right
             request.published_pages = index + 1
-        request.publish_at_tokens = (full_pages + 1) * self.page_size
+        request.publish_at_tokens = (request.computed_tokens // self.page_size + 1) * self.page_size
 
     def stop_publishing(self, request: Request) -> None:
         """Offer no further page of `request` to others."""
@@ -211,19 +224,22 @@ class Holdings:
     def plan_save(self, request: Request, row: int, boundary_tokens: int) -> SavePoint | None:
         """A snapshot to save once `request` is computed up to `boundary_tokens`; None if it is not wanted.
 
-        Called with every end of a scheduled piece that is a multiple of the grain. A boundary inside the prompt is
-        wanted if prefill was to stop there; its snapshot stays. One at the prompt's end or in the new tokens is
-        given up for the next, and makes no room for itself at the expense of the one inside the prompt.
+        Called, ascending, with every boundary of its own inside a scheduled piece, and with every end of a piece that
+        is a multiple of the grain. A boundary inside the prompt is wanted if it is one of the request's own; its
+        snapshot stays. One at the prompt's end or in the new tokens is given up for the next, and makes no room for
+        itself at the expense of the one inside the prompt.
         """
         if self.shelf is None or self.prefix is None or request.node is None:
             return None
         trailing = boundary_tokens >= request.prompt_tokens
         if trailing:
+            if self._prompts_alone and boundary_tokens > request.prompt_tokens:
+                return None
             snapshot = self.shelf.take(first=request.trail_node, owner=request.id, spare=request.boundary_node)
         else:
-            if not request.pauses or request.pauses[0] != boundary_tokens:
+            if not request.boundaries or request.boundaries[0] != boundary_tokens:
                 return None
-            del request.pauses[0]
+            del request.boundaries[0]
             known = self.prefix.find(request.digests[boundary_tokens // self.page_size - 1])
             if known is not None and known.snapshot is not None:
                 self.shelf.keep(known)
@@ -235,7 +251,10 @@ class Holdings:
         """Make a snapshot findable that was saved, at the node of `request` which its step has published."""
         node = request.node
         assert self.shelf is not None and node is not None
-        if node.depth * self.page_size != save.boundary_tokens:
+        depth = save.boundary_tokens // self.page_size
+        while node.depth > depth and node.parent is not None:  # saved inside the piece
+            node = node.parent
+        if node.depth != depth:
             raise AccountingError(f"{request!r}: a snapshot at {save.boundary_tokens} tokens, {node.depth} pages deep")
         attached = self.shelf.attach(node, save.snapshot, request.id if save.trailing else None)
         if not save.trailing:

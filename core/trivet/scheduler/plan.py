@@ -9,6 +9,7 @@ import numpy as np
 from attrs import frozen
 
 from trivet.attention import StepBatch
+from trivet.caches.state import StateCut
 from trivet.scheduler.request import FinishReason, Request
 
 if TYPE_CHECKING:
@@ -66,8 +67,9 @@ class Ending(NamedTuple):
 class StepPlan:
     """The rows of a step, decode rows first, and what happens to recurrent state around the forward.
 
-    The engine's order is: restores, clears, forward, saves. A snapshot may be restored from and saved over in the same
-    step. Arrays are made on first use, so they are to be made before the scheduler is asked for another step.
+    The engine's order is: restores, clears, forward with its cuts, saves. A snapshot may be restored from and saved
+    over in the same step. Arrays are made on first use, so they are to be made before the scheduler is asked for
+    another step.
 
     Attributes:
         serial: number of the step, from 0.
@@ -82,7 +84,9 @@ class StepPlan:
         fresh_rows: rows that are the first of their request.
         restores: ``(snapshot, slot)`` to copy into slots before the forward.
         clears: slots whose recurrent state starts from zero; empty without recurrent layers.
+        cuts: snapshots that the forward itself saves, of states inside a row; ascending by row and tokens.
         saves: ``(slot, snapshot)`` to copy out of slots after the forward.
+        save_points: where the snapshots of both will be found.
         page_size: tokens per page.
     """
 
@@ -96,6 +100,7 @@ class StepPlan:
     fresh_rows: tuple[int, ...]
     restores: tuple[tuple[int, int], ...]
     clears: tuple[int, ...]
+    cuts: tuple[StateCut, ...]
     saves: tuple[tuple[int, int], ...]
     save_points: tuple[SavePoint, ...]
     page_size: int

@@ -65,6 +65,7 @@ class Request:
 
     __slots__ = (
         "admitted_s",
+        "boundaries",
         "boundary_node",
         "cached_tokens",
         "computed_tokens",
@@ -83,7 +84,6 @@ class Request:
         "node",
         "page_room_tokens",
         "pages",
-        "pauses",
         "prompt_tokens",
         "publish_at_tokens",
         "published_pages",
@@ -139,7 +139,7 @@ class Request:
         self.published_pages = 0  # leading pages that the chain covers
         self.publish_at_tokens = NEVER_TOKENS  # computed tokens at which the next page is full
         self.duplicates: list[int] = []  # published pages whose content another request had published before
-        self.pauses: list[int] = []  # where its prefill stops for a snapshot, ascending
+        self.boundaries: list[int] = []  # inside its prompt, where snapshots are still wanted, ascending
         self.restore_from: PrefixNode | None = None  # node with the snapshot that its first step restores
         self.boundary_node: PrefixNode | None = None  # node with the snapshot nearest to the prompt's end
         self.trail_node: PrefixNode | None = None  # node with its latest decode-time snapshot

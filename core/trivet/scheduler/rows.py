@@ -20,17 +20,32 @@ class RunningRows:
     least recently served row comes first, and what does not go with it waits for the next step.
     `trivet.scheduler.bounds.progress_bound_steps` states what follows.
 
+    On a grid, prompts are cut at its multiples alone. A prefilling row for which not even one of them is in reach waits
+    until older ones are done; the oldest never does.
+
     Args:
         limits: what the operator allows.
         chunked_prefill: whether a prompt may be computed in pieces.
         mixed_steps: whether a step may have prefill and decode rows at once.
+        stops_for_snapshots: whether a piece ends where a snapshot is wanted.
+        grid_tokens: pieces end at multiples of this, or with the prompt.
     """
 
-    def __init__(self, limits: Limits, *, chunked_prefill: bool, mixed_steps: bool) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        chunked_prefill: bool,
+        mixed_steps: bool,
+        stops_for_snapshots: bool = True,
+        grid_tokens: int = 1,
+    ) -> None:
         self._step_tokens = limits.max_step_tokens
         self._queue_for_turns = limits.max_step_tokens < limits.max_requests
         self._chunked = chunked_prefill
         self._mixed = mixed_steps
+        self._stops_for_snapshots = stops_for_snapshots
+        self._grid_tokens = grid_tokens
         self._prefilling: dict[Request, None] = {}
         self._decoding: dict[Request, None] = {}
         self._turns: OrderedDict[Request, None] = OrderedDict()  # both, least recently served first
@@ -61,7 +76,7 @@ class RunningRows:
 
         Decode rows are not counted where they do not share a step with prompts.
         """
-        spare = self._step_tokens - sum(prefill_piece_tokens(request) for request in self._prefilling)
+        spare = self._step_tokens - sum(self.piece_tokens(request) for request in self._prefilling)
         return spare - len(self._decoding) if self._chunked and self._mixed else spare
 
     def select(self) -> tuple[Sequence[Request], Sequence[tuple[Request, int]]]:
@@ -93,13 +108,28 @@ class RunningRows:
 
     def _share(self, budget: int) -> list[tuple[Request, int]]:
         """Divide `budget`, which is at least one token for each, over the prefilling rows."""
+        if self._grid_tokens > 1:
+            return self._share_on_grid(budget)
         pieces = []
         later = len(self._prefilling)
         for request in self._prefilling:
             later -= 1
-            tokens = min(prefill_piece_tokens(request), budget - later)
+            tokens = min(self.piece_tokens(request), budget - later)
             budget -= tokens
             pieces.append((request, tokens))
+        return pieces
+
+    def _share_on_grid(self, budget: int) -> list[tuple[Request, int]]:
+        """Give `budget` to the oldest prefilling rows, each as far as its prompt or the grid lets it come."""
+        pieces = []
+        for request in self._prefilling:
+            tokens = self.piece_tokens(request)
+            if tokens > budget:
+                start = request.scheduled_tokens
+                tokens = (start + budget) // self._grid_tokens * self._grid_tokens - start
+            if tokens > 0:
+                budget -= tokens
+                pieces.append((request, tokens))
         return pieces
 
     def _whole(self, order: Iterable[Request]) -> tuple[list[Request], list[tuple[Request, int]]]:
@@ -108,7 +138,7 @@ class RunningRows:
         decode: list[Request] = []
         prefill: list[tuple[Request, int]] = []
         for request in order:
-            tokens = prefill_piece_tokens(request) if request.prefilling else 1
+            tokens = self.piece_tokens(request) if request.prefilling else 1
             if tokens > budget:
                 continue
             budget -= tokens
@@ -118,7 +148,7 @@ class RunningRows:
                 decode.append(request)
         return decode, prefill
 
-
-def prefill_piece_tokens(request: Request) -> int:
-    """Tokens of the prompt up to where its prefill next stops."""
-    return (request.pauses[0] if request.pauses else request.prompt_tokens) - request.scheduled_tokens
+    def piece_tokens(self, request: Request) -> int:
+        """Tokens of the prompt up to where its prefill next stops."""
+        stops = self._stops_for_snapshots and request.boundaries
+        return (request.boundaries[0] if stops else request.prompt_tokens) - request.scheduled_tokens

@@ -16,13 +16,15 @@ import numpy as np
 from trivet.caches.pages import PagePool
 from trivet.caches.prefix import PrefixCache
 from trivet.caches.slots import SlotPool
+from trivet.caches.state import StateCut
 from trivet.capacity import Limits
 from trivet.errors import AccountingError, ConfigError
 from trivet.scheduler.admission import AdmissionGate
+from trivet.scheduler.bounds import check_grid
 from trivet.scheduler.holdings import Holdings
 from trivet.scheduler.plan import Ending, SavePoint, StepPlan
 from trivet.scheduler.request import FinishReason, Request, Status
-from trivet.scheduler.rows import RunningRows, prefill_piece_tokens
+from trivet.scheduler.rows import RunningRows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -38,7 +40,8 @@ class Scheduler:
     Waiting requests are admitted in order of arrival while the step has tokens to spare, a slot is free and their
     lifetime fits; none overtakes another. `RunningRows` says which running rows a step serves. While
     ``max_step_tokens`` is at least ``max_requests``, every running row advances in every step, and at most one row is
-    partly prefilled at a time, apart from rows that stopped at a snapshot boundary. In general a row advances within
+    partly prefilled at a time, apart from rows that stopped at a snapshot boundary, and from rows that wait on a grid.
+    In general a row advances within
     `trivet.scheduler.bounds.progress_bound_steps`, and any queue is drained within `drain_bound_steps`.
 
     `schedule` advances what is scheduled, `complete` what is computed, so that a step can be scheduled by count while
@@ -54,6 +57,10 @@ class Scheduler:
         recurrent: whether the model has recurrent layers, so that slots are cleared or restored before first use.
         chunked_prefill: whether a prompt may be computed in pieces.
         mixed_steps: whether a step may have prefill and decode rows at once.
+        cuts_inside: whether the model's layers save snapshots inside a piece of a prompt; pieces end there otherwise.
+        grid_tokens: pieces of prompts end at multiples of this, or with the prompt. Above 1, what a prompt leaves must
+            not depend on how it was computed, so that nothing of new tokens is offered to others either: a recurrent
+            state has other bits after decode steps than after the same tokens as a prompt.
         clock: seconds, monotonic.
 
     Attributes:
@@ -73,13 +80,22 @@ class Scheduler:
         recurrent: bool = False,
         chunked_prefill: bool = True,
         mixed_steps: bool = True,
+        cuts_inside: bool = False,
+        grid_tokens: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         _check_parts(limits, slots, prefix, recurrent, chunked_prefill)
+        check_grid(limits, prefix.grain_tokens if prefix is not None else grid_tokens, grid_tokens)
         self.limits = limits
         self.gate = AdmissionGate(limits, pool.total, chunked_prefill=chunked_prefill)
-        self._holdings = Holdings(self.gate, pool, slots, prefix)
-        self._rows = RunningRows(limits, chunked_prefill=chunked_prefill, mixed_steps=mixed_steps)
+        self._holdings = Holdings(self.gate, pool, slots, prefix, prompts_alone=grid_tokens > 1)
+        self._rows = RunningRows(
+            limits,
+            chunked_prefill=chunked_prefill,
+            mixed_steps=mixed_steps,
+            stops_for_snapshots=not cuts_inside,
+            grid_tokens=grid_tokens,
+        )
         self._recurrent = recurrent
         self._clock = clock
         self._waiting: OrderedDict[Request, None] = OrderedDict()
@@ -206,7 +222,7 @@ class Scheduler:
             self._running[head] = None
             self._rows.add(head)
             self._admitted += 1
-            spare -= prefill_piece_tokens(head)
+            spare -= self._rows.piece_tokens(head)
 
     def _issue(self, decode: Sequence[Request], prefill: Sequence[tuple[Request, int]]) -> StepPlan | None:
         """Advance what is scheduled by the chosen rows, and write the step down; None if no row could be served.
@@ -222,7 +238,9 @@ class Scheduler:
         lengths: list[int] = []
         carried: list[int] = []
         sampling: list[int] = []
-        saves: list[SavePoint | None] = []
+        points: list[SavePoint] = []
+        cuts: list[StateCut] = []
+        saves: list[tuple[int, int]] = []
         exhausted: list[Request] = []
 
         for request in decode:
@@ -233,7 +251,9 @@ class Scheduler:
                 try:
                     held.grow(request, end)
                     if saving_grain and not end % saving_grain:
-                        saves.append(held.plan_save(request, row, end))
+                        planned = self._plan_saves(request, row, (end,))
+                        points += planned
+                        saves += [(request.slot, save.snapshot) for save in planned]
                 except AccountingError:
                     raise
                 except Exception as error:
@@ -259,12 +279,14 @@ class Scheduler:
             end = start + tokens
             row = len(requests)
             snapshot: int | None = None
+            planned = []
             try:
                 held.grow(request, end)
                 if not request.started:
                     snapshot = held.take_restore(request)
-                if saving_grain and not end % saving_grain:
-                    saves.append(held.plan_save(request, row, end))
+                if saving_grain:
+                    wanted = [boundary for boundary in request.boundaries if boundary < end]
+                    planned = self._plan_saves(request, row, wanted if end % saving_grain else [*wanted, end])
             except AccountingError:
                 raise
             except Exception as error:
@@ -273,6 +295,12 @@ class Scheduler:
             requests.append(request)
             starts.append(start)
             lengths.append(tokens)
+            points += planned
+            for save in planned:
+                if save.boundary_tokens < end:
+                    cuts.append(StateCut(row, save.boundary_tokens - start, save.snapshot))
+                else:
+                    saves.append((request.slot, save.snapshot))
             request.scheduled_tokens = end
             request.in_flight += 1
             if not request.started:
@@ -294,7 +322,6 @@ class Scheduler:
             return None
         for request in exhausted:
             self._rows.remove(request)
-        points = tuple(save for save in saves if save is not None)
         plan = StepPlan(
             serial=self._scheduled_steps,
             requests=tuple(requests),
@@ -306,12 +333,26 @@ class Scheduler:
             fresh_rows=tuple(fresh),
             restores=tuple(restores),
             clears=tuple(clears),
-            saves=tuple((requests[save.row].slot, save.snapshot) for save in points),
-            save_points=points,
+            cuts=tuple(cuts),
+            saves=tuple(saves),
+            save_points=tuple(points),
             page_size=held.page_size,
         )
         self._scheduled_steps += 1
         return plan
+
+    def _plan_saves(self, request: Request, row: int, boundaries: Sequence[int]) -> list[SavePoint]:
+        """The snapshots to save at `boundaries`, as far as they are wanted; none if planning one of them raises."""
+        planned: list[SavePoint] = []
+        try:
+            for boundary_tokens in boundaries:
+                save = self._holdings.plan_save(request, row, boundary_tokens)
+                if save is not None:
+                    planned.append(save)
+        except Exception:
+            self._holdings.drop_saves(planned)
+            raise
+        return planned
 
     def _give_up(self, request: Request, error: BaseException) -> None:
         """End a request for which an allocator raised."""

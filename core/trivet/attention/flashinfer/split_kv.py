@@ -26,6 +26,7 @@ from trivet.attention.flashinfer.splits import SplitScratch, SplitShape, launch_
 from trivet.capacity import PlanCapacity
 from trivet.dtypes import as_torch
 from trivet.errors import ConfigError
+from trivet.launch import lean
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,6 +70,7 @@ def _split_tokens(length, TILE: tl.constexpr, LEAST: tl.constexpr, MOST: tl.cons
     return tl.maximum(tl.cdiv(tl.cdiv(length, MOST), TILE) * TILE, LEAST)
 
 
+@lean
 @triton.jit(
     do_not_specialize=["rows", "first_row", "query_stride", "query_head_stride", "out_stride"],
     do_not_specialize_on_alignment=["page_indptr", "last_page_len", "page_indices", "token_rows", "positions"],

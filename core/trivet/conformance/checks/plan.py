@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import attrs
 import numpy as np
@@ -20,6 +21,7 @@ from trivet.conformance.storages import NewStorages, storages_within
 from trivet.conformance.twins import RefusingPath, watched
 from trivet.dtypes import SERVED
 from trivet.errors import CapacityExceeded, ConfigError, RuntimeDown, TrivetError
+from trivet.reservation.recurrent import DEVICE_CHUNK_TOKENS
 from trivet.sampling.params import Sampling
 
 UPDATES = 40
@@ -430,10 +432,17 @@ def verdicts_hold(bench: Bench) -> None:
 )
 def pinned_policy(bench: Bench) -> Measured:
     rng = bench.rng("pinned")
-    prompts = [bench.tokens(rng, int(n)) for n in rng.integers(5, 40, 5)]
     sampling = Sampling(max_new_tokens=8, logprobs=4)
+    # Steps that hold every prompt, and steps in which none of the longer ones goes in at once. Prompts of recurrent
+    # layers are cut at whole chunks.
+    chunk = DEVICE_CHUNK_TOKENS if bench.hybrid else 1
+    longest = 3 * chunk if bench.hybrid else 40
+    wide = Limits(4, max(LIMITS.max_step_tokens, 4 + chunk) + chunk, longest + 16, 16 if bench.hybrid else 4)
+    narrow = attrs.evolve(wide, max_step_tokens=4 + chunk if bench.hybrid else 7)
+    options: dict[str, Any] = {"numeric_policy": "pinned", "snapshot_stride": chunk if bench.hybrid else None}
+    prompts = [bench.tokens(rng, int(n)) for n in rng.integers(5, longest, 5)]
     try:
-        bench.serve(numeric_policy="pinned").close()
+        bench.serve(limits=wide, **options).close()
     except ConfigError as error:
         expect(
             all(path.name in str(error) for path in bench.family.decode_paths) and "pinned" in str(error),
@@ -443,14 +452,14 @@ def pinned_policy(bench: Bench) -> Measured:
         )
         return {"served": 0.0}
     answers = []
-    for limits, together in ((LIMITS, True), (attrs.evolve(LIMITS, max_step_tokens=7), True), (LIMITS, False)):
-        with bench.serve(numeric_policy="pinned", limits=limits) as served:
+    for limits, together in ((wide, True), (narrow, True), (wide, False)):
+        with bench.serve(limits=limits, **options) as served:
             groups = [prompts] if together else [[prompt] for prompt in prompts]
             answers.append(said([answer for group in groups for answer in served.generate(group, sampling)]))
     expect(
         answers[0] == answers[1] == answers[2],
-        observed=f"equal to the batch in steps of {LIMITS.max_step_tokens}: in steps of 7 {answers[0] == answers[1]}, "
-        f"one by one {answers[0] == answers[2]}",
+        observed=f"equal to the batch in steps of {wide.max_step_tokens}: in steps of {narrow.max_step_tokens} "
+        f"{answers[0] == answers[1]}, one by one {answers[0] == answers[2]}",
         expected="the same bits",
         cause="a kernel, a split or a chunk boundary depends on what else is in the step",
     )

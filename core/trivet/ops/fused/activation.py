@@ -1,17 +1,18 @@
 # mypy: disallow-untyped-defs=False, disallow-untyped-decorators=False, disallow-incomplete-defs=False
 """The activation of gated MLPs in one kernel."""
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from trivet.ops.fused.device import device_table
+from trivet.launch import lean
+from trivet.ops.fused.device import dependent_launch
 
 BLOCK = 1024
 
 
+@lean
 @triton.jit
 def _silu_and_mul_kernel(
     gate_up,
@@ -53,12 +54,13 @@ def silu_and_mul(gate_up: Tensor, *, dependent: bool | None = None) -> Tensor:
     Returns:
         A new contiguous tensor ``[tokens, intermediate]``.
     """
-    tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
-    out = torch.empty((tokens, width), dtype=gate_up.dtype, device=gate_up.device)
+    tokens, width = gate_up.shape
+    width //= 2
+    out = gate_up.new_empty((tokens, width))
     if tokens == 0:
         return out
     if dependent is None:
-        dependent = device_table(gate_up.device).dependent_launch
+        dependent = dependent_launch(gate_up.get_device())
     _silu_and_mul_kernel[(tokens, -(-width // BLOCK))](
         gate_up, out, width, gate_up.stride(0), BLOCK, width % BLOCK == 0, dependent, launch_pdl=dependent
     )

@@ -1,6 +1,8 @@
-"""Rows of any lengths through a Gated DeltaNet layer, between its two projections, by flash-linear-attention's kernels.
+"""Rows of any lengths through a Gated DeltaNet layer, between its two projections: chunk by chunk.
 
-The kernels of fla.ops.gated_delta_rule and fla.ops.common are launched here, not through the functions around them:
+What chunks do each for itself is done by flash-linear-attention's kernels; `trivet.ops.fused.delta_scan` takes the
+states from chunk to chunk. The kernels of fla.ops.gated_delta_rule and fla.ops.common are launched here, not through
+the functions around them:
 
 - those time many configurations of each kernel at its first call, for minutes, and different processes may settle on
   different ones, whose results differ in rounding. Here the configurations are fixed;
@@ -21,9 +23,12 @@ from attrs import field, frozen
 from torch import Tensor
 
 from trivet.geometry import RecurrentGeometry
+from trivet.launch import lean
 from trivet.ops.fused.delta_inputs import delta_inputs
+from trivet.ops.fused.delta_scan import delta_scan
 from trivet.ops.fused.gated_norm import gated_rms_norm
 from trivet.ops.packed import ChunkTable
+from trivet.reservation.recurrent import LEAST_TILE
 
 DISTRIBUTION = "fla-core"
 TESTED_VERSION = "0.6.0"
@@ -56,6 +61,8 @@ def missing_fla() -> str | None:
 class ChunkConfigs:
     """How each kernel is launched: its blocks, ``num_warps`` and ``num_stages``.
 
+    Blocks are of key or value dimensions, and smaller where heads are.
+
     Attributes:
         solve: inverts each chunk's triangular system.
         write: what each token writes, and what it reads of the state before its chunk.
@@ -63,10 +70,10 @@ class ChunkConfigs:
         read: the outputs.
     """
 
-    solve: dict[str, int] = field(factory=lambda: {"BK": 64, "num_warps": 2, "num_stages": 3})
-    write: dict[str, int] = field(factory=lambda: {"num_warps": 4, "num_stages": 2})
-    scan: dict[str, int] = field(factory=lambda: {"BV": 32, "num_warps": 4, "num_stages": 2})
-    read: dict[str, int] = field(factory=lambda: {"BK": 64, "BV": 64, "num_warps": 4, "num_stages": 3})
+    solve: dict[str, int] = field(factory=lambda: {"BK": 128, "num_warps": 1, "num_stages": 3})
+    write: dict[str, int] = field(factory=lambda: {"num_warps": 8, "num_stages": 3})
+    scan: dict[str, int] = field(factory=lambda: {"BLOCK_V": 32, "num_warps": 4, "num_stages": 3})
+    read: dict[str, int] = field(factory=lambda: {"BK": 64, "BV": 128, "num_warps": 4, "num_stages": 3})
 
 
 CONFIGS = ChunkConfigs()
@@ -78,7 +85,6 @@ class ChunkKernels:
 
     solve: Any
     write: Any
-    scan: Any
     read: Any
 
 
@@ -87,16 +93,14 @@ def chunk_kernels() -> ChunkKernels | None:
     """The kernels; None where the library is missing or of another version."""
     if missing_fla() is not None:
         return None
-    from fla.ops.common.chunk_delta_h import chunk_gated_delta_rule_fwd_kernel_h_blockdim64
     from fla.ops.common.chunk_o import chunk_fwd_kernel_o
     from fla.ops.gated_delta_rule.chunk_fwd import chunk_gated_delta_rule_fwd_kkt_solve_kernel
     from fla.ops.gated_delta_rule.wy_fast import recompute_w_u_fwd_kernel
 
     return ChunkKernels(
-        solve=_bare(chunk_gated_delta_rule_fwd_kkt_solve_kernel),
-        write=_bare(recompute_w_u_fwd_kernel),
-        scan=_bare(chunk_gated_delta_rule_fwd_kernel_h_blockdim64),
-        read=_bare(chunk_fwd_kernel_o),
+        solve=lean(_bare(chunk_gated_delta_rule_fwd_kkt_solve_kernel)),
+        write=lean(_bare(recompute_w_u_fwd_kernel)),
+        read=lean(_bare(chunk_fwd_kernel_o)),
     )
 
 
@@ -105,6 +109,13 @@ def _bare(kernel: Any) -> Any:
     while isinstance(kernel, (triton.runtime.Autotuner, triton.runtime.Heuristics)):
         kernel = kernel.fn
     return kernel
+
+
+def _fitted(config: dict[str, int], key_dim: int, value_dim: int) -> dict[str, int]:
+    """`config` with no block larger than the heads are, in whole matrix tiles."""
+    dims = {"BK": key_dim, "BV": value_dim}
+    fitting = {name: max(triton.next_power_of_2(dim), LEAST_TILE) for name, dim in dims.items() if name in config}
+    return config | {name: min(config[name], most) for name, most in fitting.items()}
 
 
 def chunks_serve(recurrent: RecurrentGeometry) -> bool:
@@ -118,16 +129,17 @@ def chunked_delta_rule(
     value: Tensor,
     decay: Tensor,
     beta: Tensor,
-    state: Tensor,
+    states: Tensor,
+    slots: Tensor,
     table: ChunkTable,
+    kept_states: Tensor | None = None,
     configs: ChunkConfigs = CONFIGS,
 ) -> Tensor:
-    """The delta rule over rows of any lengths, each from its own state.
+    """The delta rule over rows of any lengths, each from the state of its slot.
 
     Args:
         query, key, value, decay, beta: as `trivet.ops.fused.delta_inputs.DeltaInputs` has them, all contiguous.
-        state: ``[rows, value_heads, key_dim, value_dim]``, float32, contiguous. Changed in place.
-        table: the rows.
+        states, slots, table, kept_states: as `trivet.ops.fused.delta_scan.delta_scan` takes them.
         configs: how the kernels are launched.
 
     Returns:
@@ -136,7 +148,7 @@ def chunked_delta_rule(
     kernels = chunk_kernels()
     assert kernels is not None  # chunks_serve said so
     (tokens, key_heads, key_dim), (_, heads, value_dim) = key.shape, value.shape
-    chunk, chunks, rows = table.chunk_tokens, len(table.chunks), state.shape[0]
+    chunk, chunks = table.chunk_tokens, len(table.chunks)
     shape = {"T": tokens, "H": key_heads, "HV": heads, "K": key_dim, "BT": chunk}
     gated = {"USE_G": True, "IS_VARLEN": True}
     of_chunks = {"cu_seqlens": table.starts, "chunk_indices": table.chunks} | gated
@@ -144,8 +156,9 @@ def chunked_delta_rule(
     # Blocks above the diagonal are read, and nobody writes them.
     inverse = value.new_zeros((tokens, heads, chunk))
     kernels.solve[(chunks, heads)](
-        k=key, g=decay, beta=beta, A=inverse, BC=SOLVED_BLOCK, **of_chunks, **shape, **configs.solve
-    )
+        k=key, g=decay, beta=beta, A=inverse, BC=SOLVED_BLOCK, **of_chunks, **shape,
+        **_fitted(configs.solve, key_dim, value_dim),
+    )  # fmt: skip
     readers = key.new_empty((tokens, heads, key_dim))
     written = torch.empty_like(value)
     kernels.write[(chunks, heads)](
@@ -161,29 +174,9 @@ def chunked_delta_rule(
     )
     del inverse
     before = key.new_empty((chunks, heads, key_dim, value_dim))
-    kernels.scan[(triton.cdiv(value_dim, configs.scan["BV"]) * rows * heads,)](
-        k=key,
-        v=written,
-        w=readers,
-        v_new=written,
-        g=decay,
-        gk=None,
-        h=before,
-        h0=state,
-        ht=state,
-        cu_seqlens=table.starts,
-        chunk_offsets=table.first_chunks,
-        V=value_dim,
-        USE_GK=False,
-        USE_INITIAL_STATE=True,
-        STORE_FINAL_STATE=True,
-        SAVE_NEW_VALUE=True,
-        STATE_V_FIRST=False,
-        **gated,
-        **shape,
-        **configs.scan,
-    )
-    kernels.read[(triton.cdiv(value_dim, configs.read["BV"]) * chunks, heads)](
+    delta_scan(key, readers, written, decay, states, kept_states, slots, table, before, configs.scan)
+    read = _fitted(configs.read, key_dim, value_dim)
+    kernels.read[(triton.cdiv(value_dim, read["BV"]) * chunks, heads)](
         q=query,
         k=key,
         v=written,
@@ -197,7 +190,7 @@ def chunked_delta_rule(
         STATE_V_FIRST=False,
         **of_chunks,
         **shape,
-        **configs.read,
+        **read,
     )
     return written
 
@@ -215,8 +208,13 @@ def delta_chunks(
     slots: Tensor,
     table: ChunkTable,
     out: Tensor,
+    kept_states: Tensor | None = None,
+    kept_tails: Tensor | None = None,
 ) -> Tensor:
     """Take rows of any lengths through convolution, delta rule, norm and output gate.
+
+    At each of the table's cuts, the row's state and convolution tail as they stand there are kept. Chunks begin anew
+    behind a cut, so that a row goes on as one does that begins from what was kept.
 
     Args:
         projected, recurrent, conv_weight, a_log, dt_bias, norm_weight, norm_eps, states, tails: as
@@ -224,14 +222,24 @@ def delta_chunks(
         slots: int64 ``[rows]``, different from each other.
         table: the rows.
         out: ``[tokens, value_elements]``, contiguous; the output.
+        kept_states, kept_tails: the layer's snapshots, of the strides of `states` and `tails`; wanted if the table has
+            cuts. Those of the cuts are written.
 
     Returns:
         `out`.
+
+    Raises:
+        ValueError: the table has cuts, and snapshots are missing or of other strides.
     """
-    inputs = delta_inputs(projected, recurrent, conv_weight, a_log, dt_bias, tails, slots, table)
-    state = states.index_select(0, slots)
-    mixed = chunked_delta_rule(inputs.query, inputs.key, inputs.value, inputs.decay, inputs.beta, state, table)
-    states.index_copy_(0, slots, state)
+    if table.cuts:
+        for kept, held in ((kept_states, states), (kept_tails, tails)):
+            if kept is None or kept.stride() != held.stride():
+                found = None if kept is None else kept.stride()
+                raise ValueError(f"cuts of rows: found snapshots of strides {found}, expected {held.stride()}")
+    inputs = delta_inputs(projected, recurrent, conv_weight, a_log, dt_bias, tails, slots, table, kept_tails)
+    mixed = chunked_delta_rule(
+        inputs.query, inputs.key, inputs.value, inputs.decay, inputs.beta, states, slots, table, kept_states
+    )
     heads = (recurrent.value_heads, recurrent.value_dim)
     gates = projected[:, recurrent.conv_channels : recurrent.conv_channels + recurrent.value_elements]
     gated_rms_norm(mixed, gates.unflatten(1, heads), norm_weight, norm_eps, out=out.unflatten(1, heads))

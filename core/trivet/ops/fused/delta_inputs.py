@@ -11,7 +11,8 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from trivet.geometry import RecurrentGeometry
-from trivet.ops.fused.device import device_table
+from trivet.launch import lean
+from trivet.ops.fused.device import dependent_launch
 from trivet.ops.fused.gates import log_decay, silu
 from trivet.ops.gated_delta import UNIT_LENGTH_EPS
 from trivet.ops.packed import ChunkTable
@@ -43,16 +44,18 @@ class DeltaInputs:
     beta: Tensor
 
 
+@lean
 @triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["slots"])
 def _delta_inputs_kernel(
     projected,
-    taps,
+    conv_weight,
     a_log,
     dt_bias,
     tails,
     slots,
     starts,
     chunks,
+    segments,
     pairs,
     value,
     decay,
@@ -69,6 +72,7 @@ def _delta_inputs_kernel(
     TAPS: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
+    BLOCK_T: tl.constexpr,
     LENGTH_EPS: tl.constexpr,
     LOG2: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -79,12 +83,12 @@ def _delta_inputs_kernel(
         gdc_wait()
     head = tl.program_id(0)
     chunk = tl.program_id(1).to(tl.int64)
-    row, number = tl.load(chunks + 2 * chunk), tl.load(chunks + 2 * chunk + 1)
-    start = tl.load(starts + row)
-    length = tl.load(starts + row + 1) - start
+    segment, number = tl.load(chunks + 2 * chunk), tl.load(chunks + 2 * chunk + 1)
+    start = tl.load(starts + segment)
+    length = tl.load(starts + segment + 1) - start
+    row, before = tl.load(segments + 4 * segment), tl.load(segments + 4 * segment + 1)
     is_value = head >= 2 * KEY_HEADS
     value_head = head - 2 * KEY_HEADS
-    channels: tl.constexpr = 2 * KEY_HEADS * KEY_DIM + VALUE_HEADS * VALUE_DIM
     width = tl.where(is_value, VALUE_DIM, KEY_DIM)
     first_channel = tl.where(is_value, 2 * KEY_HEADS * KEY_DIM + value_head * VALUE_DIM, head * KEY_DIM)
     d = tl.arange(0, BLOCK)
@@ -94,18 +98,25 @@ def _delta_inputs_kernel(
     there = position < length
     dtype: tl.constexpr = value.dtype.element_ty
 
+    # A channel's taps lie together, and one load takes them. A sum picks one out, of which there is one term.
+    which = tl.arange(0, BLOCK_T)[None, :]
+    taps_at = conv_weight + (first_channel + d)[:, None] * TAPS + which
+    taps = tl.load(taps_at, mask=(d < width)[:, None] & (which < TAPS), other=0.0).to(tl.float32)
+
+    # Behind its row's first tokens a segment looks back at the tokens before it, which lie there, as chunks do.
+    within_row = before + position
     total = tl.zeros([CHUNK, BLOCK], tl.float32)
     x = projected + start * projected_stride + channel
     for back in tl.static_range(TAPS):
-        tap = tl.load(taps + (TAPS - 1 - back) * channels + channel, mask=within, other=0.0).to(tl.float32)
-        inputs = tl.load(x + (position - back) * projected_stride, mask=within & there & (position >= back), other=0.0)
-        total += inputs.to(tl.float32) * tap
-    if number == 0:
+        tap = tl.sum(tl.where(which == TAPS - 1 - back, taps, 0.0), 1)[None, :]
+        seen = within & there & (within_row >= back)
+        total += tl.load(x + (position - back) * projected_stride, mask=seen, other=0.0).to(tl.float32) * tap
+    if before + number * CHUNK < TAPS - 1:
         tail = tails + tl.load(slots + row).to(tl.int64) * tail_stride + channel * tail_channel_stride
         for back in tl.static_range(1, TAPS):
-            tap = tl.load(taps + (TAPS - 1 - back) * channels + channel, mask=within, other=0.0).to(tl.float32)
-            entry = TAPS - 1 + position - back
-            carried = tl.load(tail + entry * tail_tap_stride, mask=within & there & (position < back), other=0.0)
+            tap = tl.sum(tl.where(which == TAPS - 1 - back, taps, 0.0), 1)[None, :]
+            entry = TAPS - 1 + within_row - back
+            carried = tl.load(tail + entry * tail_tap_stride, mask=within & there & (within_row < back), other=0.0)
             total += carried.to(tl.float32) * tap
     mixed = silu(total).to(dtype)
 
@@ -131,12 +142,16 @@ def _delta_inputs_kernel(
         tl.store(pairs + pair_at, vectors.to(dtype), mask=within & there)
 
 
+@lean
 @triton.jit(do_not_specialize_on_alignment=["slots"])
 def _new_tails_kernel(
     projected,
     tails,
+    kept_tails,
     slots,
     starts,
+    segments,
+    row_segments,
     channels,
     projected_stride,
     tail_stride,
@@ -153,20 +168,25 @@ def _new_tails_kernel(
         gdc_wait()
     row = tl.program_id(1).to(tl.int64)
     channel = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))[None, :]
-    start = tl.load(starts + row)
-    length = tl.load(starts + row + 1) - start
+    first, last = tl.load(row_segments + row), tl.load(row_segments + row + 1) - 1
+    start = tl.load(starts + first)
     entry = tl.arange(0, BLOCK_T)[:, None]
     inside = (channel < channels) & (entry < TAPS - 1)
     tail = tails + tl.load(slots + row).to(tl.int64) * tail_stride + channel * tail_channel_stride
     # Counted from the oldest carried entry, a row is its carried tail followed by its tokens.
-    source = length + entry
+    x = projected + (start - (TAPS - 1)) * projected_stride + channel
+    for segment in range(first, last):
+        source = tl.load(starts + segment + 1) - start + entry
+        carried = tl.load(tail + source * tail_tap_stride, mask=inside & (source < TAPS - 1), other=0.0)
+        inputs = tl.load(x + source * projected_stride, mask=inside & (source >= TAPS - 1), other=0.0)
+        kept = kept_tails + tl.load(segments + 4 * segment + 3) * tail_stride + channel * tail_channel_stride
+        tl.store(kept + entry * tail_tap_stride, tl.where(source < TAPS - 1, carried, inputs), mask=inside)
+    source = tl.load(starts + last + 1) - start + entry
     carried = tl.load(tail + source * tail_tap_stride, mask=inside & (source < TAPS - 1), other=0.0)
-    x = projected + (start + source - (TAPS - 1)) * projected_stride + channel
-    inputs = tl.load(x, mask=inside & (source >= TAPS - 1), other=0.0)
-    kept = tl.where(source < TAPS - 1, carried, inputs)
-    # Every thread has read before one writes where another reads.
+    inputs = tl.load(x + source * projected_stride, mask=inside & (source >= TAPS - 1), other=0.0)
+    # The row's own tail comes last, when every thread has read what one of them writes over.
     tl.debug_barrier()
-    tl.store(tail + entry * tail_tap_stride, kept, mask=inside)
+    tl.store(tail + entry * tail_tap_stride, tl.where(source < TAPS - 1, carried, inputs), mask=inside)
 
 
 def delta_inputs(
@@ -178,11 +198,12 @@ def delta_inputs(
     tails: Tensor,
     slots: Tensor,
     table: ChunkTable,
+    kept_tails: Tensor | None = None,
     *,
     dependent: bool | None = None,
     warps: int = WARPS,
 ) -> DeltaInputs:
-    """Convolve, split, norm and gate rows of any lengths, then write their new tails.
+    """Convolve, split, norm and gate rows of any lengths, then write their new tails and those at their cuts.
 
     Rounds where `trivet.ops.convolution` and `trivet.ops.gated_delta` round, and queries and keys once more, at unit
     length.
@@ -193,12 +214,13 @@ def delta_inputs(
         tails: ``[slots, channels, taps - 1]``, any strides. Changed in place.
         slots: int64 ``[rows]``, different from each other.
         table: the rows.
+        kept_tails: ``[snapshots, channels, taps - 1]``, of the strides of `tails`; None if the table has no cuts.
         dependent: start while the kernel before drains; None: as the device's table says.
         warps: of a program.
     """
     tokens, device = projected.shape[0], projected.device
     if dependent is None:
-        dependent = device_table(device).dependent_launch
+        dependent = dependent_launch(projected.get_device())
     heads, taps = recurrent.value_heads, recurrent.conv_kernel
     pairs = projected.new_empty((2, tokens, recurrent.key_heads, recurrent.key_dim))
     value = projected.new_empty((tokens, heads, recurrent.value_dim))
@@ -207,15 +229,17 @@ def delta_inputs(
     strides = (projected.stride(0), *tails.stride())
     block = triton.next_power_of_2(max(recurrent.key_dim, recurrent.value_dim))
     _delta_inputs_kernel[(2 * recurrent.key_heads + heads, len(table.chunks))](
-        projected, conv_weight.t().contiguous(), a_log, dt_bias, tails, slots, table.starts, table.chunks,
+        projected, conv_weight, a_log, dt_bias, tails, slots, table.starts, table.chunks, table.segments,
         pairs, value, decay, beta, tokens, *strides, recurrent.key_heads, heads, recurrent.key_dim,
-        recurrent.value_dim, taps, table.chunk_tokens, block, UNIT_LENGTH_EPS, LOG2_E, dependent,
+        recurrent.value_dim, taps, table.chunk_tokens, block, triton.next_power_of_2(taps), UNIT_LENGTH_EPS, LOG2_E,
+        dependent,
         num_warps=warps, launch_pdl=dependent,
     )  # fmt: skip
     if taps > 1:
         channels = recurrent.conv_channels
         _new_tails_kernel[(-(-channels // TAIL_BLOCK), len(slots))](
-            projected, tails, slots, table.starts, channels, *strides, taps, TAIL_BLOCK, triton.next_power_of_2(taps),
-            dependent, num_warps=4, launch_pdl=dependent,
+            projected, tails, tails if kept_tails is None else kept_tails, slots, table.starts, table.segments,
+            table.row_segments, channels, *strides, taps, TAIL_BLOCK, triton.next_power_of_2(taps), dependent,
+            num_warps=4, launch_pdl=dependent,
         )  # fmt: skip
     return DeltaInputs(pairs[0], pairs[1], value, decay, beta)

@@ -19,3 +19,12 @@ def device_table(device: torch.device) -> DeviceTable:
     if device.type != "cuda":
         return DeviceTable()
     return _of_index(torch.cuda.current_device() if device.index is None else device.index)
+
+
+@cache
+def dependent_launch(index: int) -> bool:
+    """Whether kernels overlap with the one before them (programmatic dependent launch), as a device's table says.
+
+    `index` is what ``Tensor.get_device()`` gives: -1, the CPU, has no table.
+    """
+    return index >= 0 and device_table(torch.device("cuda", index)).dependent_launch

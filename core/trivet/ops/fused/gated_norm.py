@@ -1,18 +1,22 @@
 # mypy: disallow-untyped-defs=False, disallow-untyped-decorators=False, disallow-incomplete-defs=False
 """The output norm of Gated DeltaNet layers, with its gate, in one kernel."""
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from trivet.ops.fused.device import device_table
+from trivet.launch import lean
+from trivet.ops.fused.device import dependent_launch
 
 TOGETHER = 2048
 """Elements that heads are taken together to, so that a program has work."""
 
 
+@lean
 @triton.jit(do_not_specialize=["vectors"], do_not_specialize_on_alignment=["slots"])
 def _gated_rms_norm_kernel(
     x,
@@ -53,6 +57,13 @@ def _gated_rms_norm_kernel(
     tl.store(out + at, (opened * normed).to(dtype), mask=inside)
 
 
+@cache
+def _program(width: int, together: int) -> tuple[int, int]:
+    """Heads of a program, and elements that it takes of each."""
+    block = triton.next_power_of_2(width)
+    return max(1, together // block), block
+
+
 def gated_rms_norm(
     x: Tensor,
     gate: Tensor,
@@ -87,9 +98,8 @@ def gated_rms_norm(
     if tokens == 0:
         return out
     if dependent is None:
-        dependent = device_table(x.device).dependent_launch
-    block = triton.next_power_of_2(width)
-    vectors = max(1, together // block)
+        dependent = dependent_launch(x.get_device())
+    vectors, block = _program(width, together)
     _gated_rms_norm_kernel[(-(-tokens * heads // vectors),)](
         x, gate, weight, out, slots, tokens * heads, gate.stride(0), live_slots, eps, heads, width, vectors, block,
         slots is not None, dependent, num_warps=4, launch_pdl=dependent,

@@ -1,13 +1,15 @@
 # mypy: disallow-untyped-defs=False, disallow-untyped-decorators=False, disallow-incomplete-defs=False
 """From the projection of an attention layer to rotated queries and a paged cache, in one kernel."""
 
-import torch
+from functools import cache
+
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from trivet.ops.fused.device import device_table
+from trivet.launch import lean
+from trivet.ops.fused.device import dependent_launch
 
 BLOCK = 1024
 """Elements of a program: some heads of one token."""
@@ -61,6 +63,7 @@ def _normed_and_rotated(
     return tl.where(turns[None, :], rotated, values)
 
 
+@lean
 @triton.jit
 def _norm_rotate_append_kernel(
     projected,
@@ -133,6 +136,14 @@ def _norm_rotate_append_kernel(
             tl.store(values + slot + head * HEAD_DIM + d, value, mask=copied)
 
 
+@cache
+def _programs(query_heads: int, kv_heads: int, head_dim: int) -> tuple[int, int, int]:
+    """Programs of a token, heads of a program, and elements that it takes of each."""
+    block_d = triton.next_power_of_2(head_dim)
+    heads = max(1, min(BLOCK // block_d, triton.next_power_of_2(kv_heads)))
+    return -(-query_heads // heads) + 2 * -(-kv_heads // heads), heads, block_d
+
+
 def norm_rotate_append(
     projected: Tensor,
     query_heads: int,
@@ -167,18 +178,17 @@ def norm_rotate_append(
     """
     tokens = projected.shape[0]
     _, page_size, kv_heads, head_dim = keys.shape
-    query = torch.empty((tokens, query_heads, head_dim), dtype=projected.dtype, device=projected.device)
+    query = projected.new_empty((tokens, query_heads, head_dim))
     if tokens == 0:
         return query
     query_weight, key_weight, eps, zero_centred = norms or (projected, projected, 0.0, False)
     query_head_stride = 2 * head_dim if gated else head_dim
-    block_d = triton.next_power_of_2(head_dim)
-    heads = max(1, min(BLOCK // block_d, triton.next_power_of_2(kv_heads)))
-    groups = -(-query_heads // heads) + 2 * -(-kv_heads // heads)
-    dependent = device_table(projected.device).dependent_launch
+    groups, heads, block_d = _programs(query_heads, kv_heads, head_dim)
+    page_stride, slot_stride, _, _ = keys.stride()
+    dependent = dependent_launch(projected.get_device())
     _norm_rotate_append_kernel[(tokens, groups)](
         projected, query, keys, values, query_weight, key_weight, table, *places,
-        projected.stride(0), query_heads * query_head_stride, page_size, keys.stride(0), keys.stride(1), eps,
+        projected.stride(0), query_heads * query_head_stride, page_size, page_stride, slot_stride, eps,
         query_heads, kv_heads, head_dim, rotary_dim, query_head_stride, heads, block_d,
         norms is not None, zero_centred, dependent, num_warps=4, launch_pdl=dependent,
     )  # fmt: skip

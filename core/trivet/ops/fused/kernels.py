@@ -8,6 +8,7 @@ from trivet.ops.fused.gated_norm import gated_rms_norm
 from trivet.ops.fused.heads import norm_rotate_append
 from trivet.ops.fused.matmul import SmallBatchMatmul
 from trivet.ops.fused.norm import rms_norm
+from trivet.ops.fused.output_gate import output_gate
 from trivet.ops.fused.pinned import PinnedMatmul
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "device_table",
     "gated_rms_norm",
     "norm_rotate_append",
+    "output_gate",
     "rms_norm",
     "silu_and_mul",
 ]

@@ -6,17 +6,23 @@ applies the gate of a gated MLP. A product whose inner dimension is split over p
 arrives last, from partial sums that all have written, in the order of the splits: which one is last changes no bit.
 """
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from trivet.launch import lean
 from trivet.ops.fused.table import DeviceTable, MatmulConfig, MatmulShape
 
 MOST_ROWS_WITHOUT_TENSOR_CORES = 4
 LEAST_BLOCK_M = 16
 """Fewer rows than a matrix instruction takes are filled up."""
+
+next_power_of_2 = cache(triton.next_power_of_2)
+"""Triton's own looks at each call for constants of kernels."""
 
 
 @triton.jit
@@ -94,6 +100,7 @@ def _add_products(sums, w, inputs, start, k, inner, BATCH: tl.constexpr, EVEN_K:
     return sum0, sum1, sum2, sum3
 
 
+@lean
 @triton.jit(do_not_specialize=["rows"])
 def _rows_kernel(
     x,
@@ -165,6 +172,7 @@ def _rows_kernel(
         )
 
 
+@lean
 @triton.jit(do_not_specialize=["rows"])
 def _tiles_kernel(
     x,
@@ -323,11 +331,11 @@ def launch_matmul(
     if config.kernel == "rows":
         _rows_kernel[(tiles,)](
             x, weight, bias, out, rows, outputs, inner, x.stride(0), out.stride(0),
-            triton.next_power_of_2(rows), block_n, block_k, even_n, even_k, gated,
+            next_power_of_2(rows), block_n, block_k, even_n, even_k, gated,
             bias is not None, accumulate, dependent, **launch,
         )  # fmt: skip
         return out
-    block_m = max(LEAST_BLOCK_M, triton.next_power_of_2(rows))
+    block_m = max(LEAST_BLOCK_M, next_power_of_2(rows))
     partials = None
     if config.split > 1:
         # In a captured graph this comes from the graph's own memory, as every temporary does.

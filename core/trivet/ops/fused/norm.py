@@ -1,18 +1,21 @@
 # mypy: disallow-untyped-defs=False, disallow-untyped-decorators=False, disallow-incomplete-defs=False
 """Root-mean-square norm in one kernel."""
 
-import torch
+from functools import cache
+
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from trivet.ops.fused.device import device_table
+from trivet.launch import lean
+from trivet.ops.fused.device import dependent_launch
 
 NARROW = 1024
 """Elements that rows of fewer are taken together to, so that a program has work."""
 
 
+@lean
 @triton.jit(do_not_specialize=["rows"])
 def _rms_norm_kernel(
     x,
@@ -46,6 +49,13 @@ def _rms_norm_kernel(
     tl.store(out + row64 * width + column[None, :], normed.to(dtype), mask=inside)
 
 
+@cache
+def _program(width: int) -> tuple[int, int, int]:
+    """Rows of a program, elements that it takes of each, and its warps."""
+    block = triton.next_power_of_2(width)
+    return max(1, NARROW // block), block, min(16, max(4, block // 512))
+
+
 def rms_norm(
     x: Tensor, weight: Tensor, eps: float, zero_centred: bool = False, *, dependent: bool | None = None
 ) -> Tensor:
@@ -62,15 +72,14 @@ def rms_norm(
         A new contiguous tensor.
     """
     rows, width = x.shape
-    out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
+    out = x.new_empty((rows, width))
     if rows == 0:
         return out
-    block = triton.next_power_of_2(width)
-    together = max(1, NARROW // block)
+    together, block, warps = _program(width)
     if dependent is None:
-        dependent = device_table(x.device).dependent_launch
+        dependent = dependent_launch(x.get_device())
     _rms_norm_kernel[(-(-rows // together),)](
         x, weight, out, rows, width, x.stride(0), eps, together, block, zero_centred, dependent,
-        num_warps=min(16, max(4, block // 512)), launch_pdl=dependent,
+        num_warps=warps, launch_pdl=dependent,
     )  # fmt: skip
     return out

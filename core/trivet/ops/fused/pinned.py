@@ -20,6 +20,8 @@ from attrs import frozen
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from trivet.launch import lean
+
 ALIGNMENT_BYTES = 16
 """What loads of several elements at once need, and what torch allocates at multiples of."""
 
@@ -58,6 +60,7 @@ def pinned_config(outputs: int) -> PinnedConfig:
     return PinnedConfig() if outputs >= MANY_OUTPUTS else PinnedConfig(block_n=64, stages=5)
 
 
+@lean
 @triton.jit(do_not_specialize=["rows"])
 def _pinned_kernel(
     x,
