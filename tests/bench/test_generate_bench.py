@@ -22,7 +22,7 @@ def test_only_consecutive_steps_in_which_all_decode_are_timed() -> None:
 def test_every_call_is_in_the_record(tmp_path: Path) -> None:
     make_qwen3(tmp_path)
     load = {"device": "cpu", "dtype": "float32"}
-    settings = GenerateSettings(str(tmp_path), (1, 3), 9, 6, 2, 5, 4, (20,), False, 0, load)
+    settings = GenerateSettings(str(tmp_path), (1, 3), 9, 6, 2, 5, 4, (20,), (32,), False, 0, load)
     said: list[str] = []
     results = bench_generate(settings, said.append)
     assert [entry["batch"] for entry in results["batches"]] == [1, 3]
@@ -36,6 +36,9 @@ def test_every_call_is_in_the_record(tmp_path: Path) -> None:
     (long,) = results["ttft"]
     assert long["prompt_tokens"] == 20 and len(long["ttft_ms"]) == 3
     assert "TPOT" in said[0] and "tok/s" in said[1] and "20 tokens" in said[2]
+    (warm,) = results["warm_ttft"]
+    assert warm["cached_tokens"] == warm["prefix_tokens"] == 32 and len(warm["ttft_ms"]) == 3
+    assert "behind 32 cached" in said[3]
     assert results["stats"]["requests_failed"] == 0
 
 
@@ -51,6 +54,6 @@ def test_a_call_that_never_decodes_together_is_refused(tmp_path: Path) -> None:
         (8, False, {"max_step_tokens": 1}, "max_step_tokens allows 1"),
     ):
         asked = load | ({"limits": limits} if limits else {})
-        settings = GenerateSettings(str(tmp_path), (2,), 9, new_tokens, 1, 0, 1, (), kernels, 0, asked)
+        settings = GenerateSettings(str(tmp_path), (2,), 9, new_tokens, 1, 0, 1, (), (), kernels, 0, asked)
         with pytest.raises(BenchmarkError, match=text):
             bench_generate(settings, print)

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from trivet.runtime.step import StepReport
 
 WARM_NEW_TOKENS = 8
+WARM_RUNS = 2
 PROFILED_NEW_TOKENS = 24
+CACHED_PREFIX_REST = 16
 LAST_STEP_S = 5.0
 LEAST_NEW_TOKENS = 4
 
@@ -47,6 +49,8 @@ class GenerateSettings:
         many: requests of the throughput call; 0 for none.
         many_new_tokens: their new tokens.
         long_prompts: lengths whose TTFT is wanted.
+        cached_prefixes: lengths whose TTFT is wanted of prompts that have `CACHED_PREFIX_REST` tokens more, and whose
+            beginning is in the prefix cache.
         kernels: whether to break a decode step down by kernel (CUDA).
         seed: of the prompts.
         load: further arguments of `Runtime.load`; limits as a mapping of those that were asked for.
@@ -60,6 +64,7 @@ class GenerateSettings:
     many: int
     many_new_tokens: int
     long_prompts: tuple[int, ...]
+    cached_prefixes: tuple[int, ...]
     kernels: bool
     seed: int
     load: Mapping[str, Any]
@@ -71,7 +76,8 @@ def bench_generate(settings: GenerateSettings, report: Report) -> dict[str, Any]
 
     _require_possible(settings)
     new_tokens = max(settings.new_tokens, settings.many_new_tokens, WARM_NEW_TOKENS, PROFILED_NEW_TOKENS)
-    context = max(settings.prompt_tokens + new_tokens, *(tokens + 1 for tokens in settings.long_prompts), 1)
+    prompts = (*settings.long_prompts, *(tokens + CACHED_PREFIX_REST for tokens in settings.cached_prefixes))
+    context = max(settings.prompt_tokens + new_tokens, *(tokens + 1 for tokens in prompts), 1)
     load = with_limits(settings.load, max(settings.batches), context)
     rng = np.random.default_rng(settings.seed)
     results: dict[str, Any] = {"batches": []}
@@ -87,6 +93,8 @@ def bench_generate(settings: GenerateSettings, report: Report) -> dict[str, Any]
             results["throughput"] = _throughput(caller, settings, report)
         if settings.long_prompts:
             results["ttft"] = _ttft(caller, settings, report)
+        if settings.cached_prefixes:
+            results["warm_ttft"] = _warm_ttft(caller, settings, report)
         if settings.kernels:
             results["kernels"] = _kernels(caller, settings, report)
         results["stats"] = runtime.stats()
@@ -126,7 +134,7 @@ class Caller:
 
     def call(self, requests: int, prompt_tokens: int, new_tokens: int) -> tuple[float, list[tuple[float, StepReport]]]:
         """Seconds of the call, and its steps with the times at which they ended."""
-        prompts = drawn_prompts(self._rng, [prompt_tokens] * requests, self.vocab_size)
+        prompts = self.drawn([prompt_tokens] * requests)
         sampling = Sampling(max_new_tokens=new_tokens, ignore_eos=True)
         with heard_steps(self.runtime) as steps:
             started = time.perf_counter()
@@ -136,6 +144,10 @@ class Caller:
         if any(len(out.token_ids) != new_tokens for out in outs):
             raise BenchmarkError(f"a request ended early: {outs[0].finish_reason}, {outs[0].error}")
         return seconds, [(ended - started, step) for ended, step in steps]
+
+    def drawn(self, lengths: Sequence[int]) -> list[list[int]]:
+        """Prompts of these lengths."""
+        return drawn_prompts(self._rng, lengths, self.vocab_size)
 
     def _hear_all(self, steps: Sequence[tuple[float, StepReport]], tokens: int) -> None:
         """Wait for the last step, which is heard after its tokens are given."""
@@ -216,6 +228,35 @@ def _ttft(caller: Caller, settings: GenerateSettings, report: Report) -> list[di
         times = [caller.call(1, prompt_tokens, 1)[0] * 1e3 for _ in range(max(3, settings.repeats))]
         report(f"TTFT of {prompt_tokens} tokens: {statistics.median(times):.1f} ms (least {min(times):.1f})")
         entries.append({"prompt_tokens": prompt_tokens, "ttft_ms": rounded(times)})
+    return entries
+
+
+def _warm_ttft(caller: Caller, settings: GenerateSettings, report: Report) -> list[dict[str, Any]]:
+    entries = []
+    sampling = Sampling(max_new_tokens=1, ignore_eos=True)
+    for prefix_tokens in settings.cached_prefixes:
+        (prefix,) = caller.drawn([prefix_tokens])
+        times, cached = [], 0
+        for _ in range(1 + WARM_RUNS + max(3, settings.repeats)):  # the first leaves the prefix
+            prompt = [*prefix, *caller.drawn([CACHED_PREFIX_REST])[0]]
+            started = time.perf_counter()
+            (out,) = caller.runtime.generate([prompt], sampling)
+            times.append((time.perf_counter() - started) * 1e3)
+            cached = out.cached_tokens
+        cold_ms, times = times[0], times[1 + WARM_RUNS :]
+        report(
+            f"TTFT of {CACHED_PREFIX_REST} tokens behind {cached} cached ones: {statistics.median(times):.1f} ms "
+            f"(least {min(times):.1f}; the first time {cold_ms:.1f})"
+        )
+        entries.append(
+            {
+                "prefix_tokens": prefix_tokens,
+                "cached_tokens": cached,
+                "rest_tokens": CACHED_PREFIX_REST,
+                "ttft_ms": rounded(times),
+                "cold_ttft_ms": cold_ms,
+            }
+        )
     return entries
 
 

@@ -187,6 +187,14 @@ class RuntimeCapacity:
             logit_rows=logit_rows,
         )
 
+    @property
+    def prompt_buckets(self) -> tuple[int, ...]:
+        """Tokens of the captured steps of one short prompt, ascending.
+
+        Each token takes a row of the attention plans, so that only numbers of decode rows that are captured are there.
+        """
+        return tuple(size for size in self.graph_buckets if size in SHORT_PROMPTS and size <= self.step_tokens)
+
     def plan(self, attention: AttentionGeometry) -> PlanCapacity:
         """The plan capacity that serves `attention`."""
         for plan in self.plans:
@@ -194,6 +202,10 @@ class RuntimeCapacity:
                 return plan
         raise ConfigError(f"no plan serves attention geometry {attention.label}: it is in no layer of the model")
 
+
+SHORT_PROMPTS = (16, 64)
+"""Tokens of a prompt, or of what a prefix-cache hit leaves of it, that are worth a graph; 64 is one chunk of a
+recurrent layer."""
 
 SCORE_BLOCK_ROWS = 32
 """Rows of logits that `score` computes at once when the batch itself is narrower."""

@@ -182,6 +182,14 @@ def _no_or_counts(context: click.Context, parameter: click.Parameter, value: str
 @click.option(
     "--ttft", "long_prompts", callback=_no_or_counts, metavar="N,...", default="", help="Prompts to time alone."
 )
+@click.option(
+    "--warm-ttft",
+    "cached_prefixes",
+    callback=_no_or_counts,
+    metavar="N,...",
+    default="",
+    help="Prefixes to keep in the prefix cache, and to time prompts behind.",
+)
 @click.option("--kernels", is_flag=True, help="Break a call down by kernel (CUDA).")
 @_seed_option
 @_runtime_options
@@ -195,6 +203,7 @@ def generate(
     many: int,
     many_new_tokens: int,
     long_prompts: tuple[int, ...],
+    cached_prefixes: tuple[int, ...],
     kernels: bool,
     seed: int,
     model: str,
@@ -213,6 +222,7 @@ def generate(
         many=many,
         many_new_tokens=many_new_tokens,
         long_prompts=long_prompts,
+        cached_prefixes=cached_prefixes,
         kernels=kernels,
         seed=seed,
         load=_load_arguments(runtime),

@@ -4,18 +4,20 @@ A step builds one `PackedRows` and passes it to every layer: what the convolutio
 know about the rows is worked out at the first layer and kept in it.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from torch import Tensor
 
 from trivet.caches.state import StateCut
 from trivet.ops.transfer import to_device
-from trivet.reservation.recurrent import CHUNK_TOKENS, DEVICE_CHUNK_TOKENS, SHORT_TOKENS
+from trivet.reservation.recurrent import CHUNK_TOKENS, DEVICE_CHUNK_TOKENS, SHORT_TOKENS, chunk_table_parts
 
 Indices = npt.NDArray[np.int64]
 
@@ -122,6 +124,37 @@ class ChunkTable:
 
 
 @frozen
+class TableShape:
+    """How a `ChunkTable` lies in one array.
+
+    Attributes:
+        rows, segments, chunks, cuts: how many there are.
+    """
+
+    rows: int
+    segments: int
+    chunks: int
+    cuts: int
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Elements of the parts, in the order of the table's attributes."""
+        return chunk_table_parts(self.rows, self.segments, self.chunks)
+
+    def table(self, whole: Tensor) -> ChunkTable:
+        """The table over int64 ``whole``."""
+        starts, chunks, segments, row_segments = whole.split(self.sizes)
+        return ChunkTable(
+            starts=starts[: self.segments + 1],
+            chunks=chunks.view(-1, 2),
+            segments=segments.view(-1, 4),
+            row_segments=row_segments[: self.rows + 1],
+            chunk_tokens=DEVICE_CHUNK_TOKENS,
+            cuts=self.cuts,
+        )
+
+
+@frozen
 class PackedRows:
     """The rows of one step.
 
@@ -200,8 +233,46 @@ class PackedRows:
             ValueError: a row before `first_row` has a cut, which the table would miss.
         """
         if first_row not in self._tables:
-            self._tables[first_row] = self._find_table(first_row)
+            values, shape = self.table_values(first_row)
+            self._tables[first_row] = shape.table(self._tensor(values))  # one copy for all parts
         return self._tables[first_row]
+
+    def with_table(self, table: ChunkTable) -> PackedRows:
+        """The same rows, for which `table` is what kernels look up, whatever it says when they do."""
+        rows = evolve(self)
+        rows._tables[0] = table
+        return rows
+
+    def table_values(self, first_row: int) -> tuple[Indices, TableShape]:
+        """The table of the rows from `first_row` on, as one array, and how it is divided."""
+        if self.cuts and self.cuts[0].row < first_row:
+            raise ValueError(f"packed rows: found {self.cuts[0]}, expected cuts of rows from {first_row} on")
+        counts = self._counts[first_row:]
+        rows = len(counts)
+        cuts = np.asarray(self.cuts, dtype=np.int64).reshape(-1, 3)
+        cut_rows = cuts[:, 0] - first_row
+
+        # A row's segments end at its cuts and at its end. Cuts are in order, and are inside their rows.
+        row_ends = np.cumsum(counts)
+        cut_ends = (row_ends - counts)[cut_rows] + cuts[:, 1]
+        ends = np.concatenate((cut_ends, row_ends))
+        order = np.argsort(ends)
+        ends = ends[order]
+        row = np.concatenate((cut_rows, np.arange(rows)))[order]
+        snapshot = np.concatenate((cuts[:, 2], np.full(rows, -1)))[order]
+        starts = np.concatenate(([0], ends))
+        chunks_of = -(-np.diff(starts) // DEVICE_CHUNK_TOKENS)
+        first_chunk = np.cumsum(chunks_of) - chunks_of
+        segment = np.repeat(np.arange(len(ends)), chunks_of)
+        number = np.arange(len(segment)) - first_chunk[segment]
+        before = starts[:-1] - (row_ends - counts)[row]
+        row_segments = np.searchsorted(row, np.arange(rows + 1))
+
+        chunks, segments = np.stack((segment, number), 1), np.stack((row, before, first_chunk, snapshot), 1)
+        shape = TableShape(rows, len(ends), len(segment), len(cuts))
+        parts = (starts, chunks, segments, row_segments)
+        padded = [np.resize(part, size) for part, size in zip(parts, shape.sizes, strict=True)]
+        return np.concatenate(padded), shape
 
     @cached_property
     def _counts(self) -> Indices:
@@ -248,44 +319,6 @@ class PackedRows:
             future=self._tensor(np.triu(np.ones((chunk, chunk), dtype=np.bool_), 1)),
             tokens=None if len(tokens) == self.tokens else self._tensor(tokens),
             places=self._tensor(places),
-        )
-
-    def _find_table(self, first_row: int) -> ChunkTable:
-        if self.cuts and self.cuts[0].row < first_row:
-            raise ValueError(f"packed rows: found {self.cuts[0]}, expected cuts of rows from {first_row} on")
-        counts = self._counts[first_row:]
-        rows = len(counts)
-        cuts = np.asarray(self.cuts, dtype=np.int64).reshape(-1, 3)
-        cut_rows = cuts[:, 0] - first_row
-
-        # A row's segments end at its cuts and at its end. Cuts are in order, and are inside their rows.
-        row_ends = np.cumsum(counts)
-        cut_ends = (row_ends - counts)[cut_rows] + cuts[:, 1]
-        ends = np.concatenate((cut_ends, row_ends))
-        order = np.argsort(ends)
-        ends = ends[order]
-        row = np.concatenate((cut_rows, np.arange(rows)))[order]
-        snapshot = np.concatenate((cuts[:, 2], np.full(rows, -1)))[order]
-        starts = np.concatenate(([0], ends))
-        chunks_of = -(-np.diff(starts) // DEVICE_CHUNK_TOKENS)
-        first_chunk = np.cumsum(chunks_of) - chunks_of
-        segment = np.repeat(np.arange(len(ends)), chunks_of)
-        number = np.arange(len(segment)) - first_chunk[segment]
-        before = starts[:-1] - (row_ends - counts)[row]
-        row_segments = np.searchsorted(row, np.arange(rows + 1))
-
-        # One copy to the device for all; each part begins at a multiple of 16 bytes, whatever the rows, since kernels
-        # are compiled for the alignment that they find.
-        chunks, segments = np.stack((segment, number), 1), np.stack((row, before, first_chunk, snapshot), 1)
-        parts = [np.resize(part, part.size + part.size % 2) for part in (starts, chunks, segments, row_segments)]
-        whole = self._tensor(np.concatenate(parts)).split([part.size for part in parts])
-        return ChunkTable(
-            starts=whole[0][: len(starts)],
-            chunks=whole[1].view(-1, 2),
-            segments=whole[2].view(-1, 4),
-            row_segments=whole[3][: rows + 1],
-            chunk_tokens=DEVICE_CHUNK_TOKENS,
-            cuts=len(cuts),
         )
 
     def _find_edges(self, tail: int) -> ConvolutionEdges:

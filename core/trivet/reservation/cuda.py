@@ -23,30 +23,32 @@ GRAPH_POOL_SLACK_BYTES = 64 * MIB
 """Bound on what a graph pool takes beside the tensors in it: cuBLAS's workspace of the capturing stream (32 MiB on
 compute capability 9.0), and segments that torch's allocator rounds up to (2 and 20 MiB)."""
 
-GRAPH_DRIVER_BYTES, GRAPH_LAYER_BYTES = 72 * MIB, MIB // 16
+GRAPH_DRIVER_BYTES, GRAPH_LAYER_BYTES = 80 * MIB, MIB // 16
 """Bound on what the driver takes for the first capture, and for one layer of one captured step, outside torch's view
-(70 MiB, and 80 MiB with 9 steps of 40 layers, were measured on an H200)."""
+(76 MiB with 5 steps of 8 layers, and 80 MiB with 9 of 40, were measured on an H200)."""
 
 
 def graph_pool_bytes(capacity: RuntimeCapacity, sampler_scratch_bytes: int) -> int:
-    """Bound on the memory pool of all graphs, in bytes: every step's logits, and temporaries of the largest step.
+    """Bound on the memory pool of all graphs, in bytes: what every step leaves, and temporaries of the largest step.
 
-    Those are of its layers or of its sampling, whichever take more.
+    A decode step leaves logits, a prompt's the hidden states of its tokens. Temporaries are of a step's layers or of
+    its sampling, whichever take more.
     """
     if not capacity.graph_buckets:
         return 0
     largest = capacity.graph_buckets[-1]
     step = evolve(capacity, step_tokens=largest, step_rows=largest, logit_rows=largest)
     logits = sum(capacity.graph_buckets) * capacity.geometry.vocab_size * item_bytes(capacity.dtype)
+    hidden = sum(capacity.prompt_buckets) * capacity.geometry.hidden_size * item_bytes(capacity.dtype)
     attended = sum(largest * plan.attention.query_elements * item_bytes(capacity.dtype) for plan in capacity.plans)
     temporaries = max(forward_bytes(step, attended), sampler_scratch_bytes)
-    return checked.sum_bytes("CUDA graph pool", (temporaries, logits, GRAPH_POOL_SLACK_BYTES))
+    return checked.sum_bytes("CUDA graph pool", (temporaries, logits, hidden, GRAPH_POOL_SLACK_BYTES))
 
 
 def graph_driver_bytes(capacity: RuntimeCapacity) -> int:
     """Bound on what the driver takes for all graphs, in bytes."""
     layers = len(capacity.geometry.layers)
-    steps = len(capacity.graph_buckets)
+    steps = len(capacity.graph_buckets) + len(capacity.prompt_buckets)
     return checked.int64("CUDA graphs", GRAPH_DRIVER_BYTES + steps * layers * GRAPH_LAYER_BYTES)
 
 
@@ -57,8 +59,13 @@ def cuda_lines(capacity: RuntimeCapacity, sampler_scratch_bytes: int) -> tuple[L
     lines = [LedgerLine("CUDA context", CONTEXT_BYTES, "bound on the driver's context and libraries", owned=False)]
     if capacity.graph_buckets:
         buckets = ", ".join(map(str, capacity.graph_buckets))
+        prompts = "".join(f", prompts of {tokens} tokens" for tokens in capacity.prompt_buckets)
         for name, size, whose in (
-            (GRAPHS_LINE, graph_pool_bytes(capacity, sampler_scratch_bytes), f"decode steps of {buckets} rows"),
+            (
+                GRAPHS_LINE,
+                graph_pool_bytes(capacity, sampler_scratch_bytes),
+                f"decode steps of {buckets} rows{prompts}",
+            ),
             (GRAPHS_DRIVER_LINE, graph_driver_bytes(capacity), "the driver's part of them"),
         ):
             lines.append(LedgerLine(name, size, f"bound for {whose}", owned=False, lower="cuda_graphs=False"))

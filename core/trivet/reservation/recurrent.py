@@ -33,6 +33,14 @@ FLOAT32_BYTES = item_bytes("float32")
 INDEX_BYTES = item_bytes("int64")
 
 
+def chunk_table_parts(rows: int, segments: int, chunks: int) -> tuple[int, ...]:
+    """Elements of each part of a `trivet.ops.packed.ChunkTable`, in order.
+
+    Each is a multiple of 16 bytes long, whatever the rows, since kernels are compiled for the alignment that they find.
+    """
+    return tuple(part + part % 2 for part in (segments + 1, 2 * chunks, 4 * segments, rows + 1))
+
+
 def recurrent_bytes(layer: RecurrentGeometry, tokens: int, rows: int, longest_row_tokens: int, width: int) -> int:
     """Bound on the temporaries of `layer`, in bytes.
 
@@ -88,7 +96,7 @@ def _device_chunk_bytes(layer: RecurrentGeometry, tokens: int, rows: int, width:
     systems = tokens * heads * DEVICE_CHUNK_TOKENS
     readers, written = tokens * heads * layer.key_dim, tokens * layer.value_elements
     states = chunks * math.prod(layer.state_shape)
-    indices = (5 * segments + 2 + rows + 2 + 2 * chunks) * INDEX_BYTES
+    indices = sum(chunk_table_parts(rows, segments, chunks)) * INDEX_BYTES
     return gates + (systems + readers + written + states) * width + indices
 
 

@@ -27,11 +27,13 @@ from trivet.ops.packed import PackedRows
 from trivet.ops.transfer import to_device
 from trivet.reservation import GRAPHS_DRIVER_LINE, GRAPHS_LINE, size_text
 from trivet.runtime.blueprint import Blueprint
+from trivet.runtime.capture import CapturedPlans, GraphPool
 from trivet.runtime.fault import lost_device, release_locals
 from trivet.runtime.graphs import CAPTURED_ALTERNATIVES, Bucket, CapturedSamples, DecodeGraphs
 from trivet.runtime.inputs import StepInputs
 from trivet.runtime.launched import Launched, Results
 from trivet.runtime.output import RequestOutput
+from trivet.runtime.short_prompts import ShortPrompts
 from trivet.runtime.step import StepReport
 from trivet.sampling.batch import PLAIN, SampleGroups, SamplingBatch
 from trivet.sampling.logprobs import TokenLogprob, token_logprobs
@@ -59,7 +61,9 @@ class Engine:
         fatal: the fault after which no further step can be made, if there was one: a lost device, or an exception that
             left the accounts half changed.
         owned: the live buffers behind each owned line of the ledger, by the line's name.
+        cuts_inside: whether the recurrent layers, if there are any, take rows by their chunks on the device alone.
         graphs: captured decode steps; None where there are none.
+        prompts: captured steps of short prompts; None where there are none.
         graph_steps: steps that were replayed so far.
     """
 
@@ -77,6 +81,7 @@ class Engine:
         owned: Mapping[str, Buffers],
         end_token_ids: Sequence[int],
         seed: int,
+        cuts_inside: bool,
     ) -> None:
         self.blueprint = blueprint
         self.model = model
@@ -88,7 +93,9 @@ class Engine:
         self.sampling = sampling
         self.scheduler = scheduler
         self.owned = dict(owned)
+        self.cuts_inside = cuts_inside
         self.graphs: DecodeGraphs | None = None
+        self.prompts: ShortPrompts | None = None
         self.graph_steps = 0
         self.lock = threading.RLock()
         self.plan_updates = 0
@@ -261,8 +268,9 @@ class Engine:
             releases.callback(self.cache.close)
             for owner in self.owners.values():
                 releases.callback(owner.close)
-            if self.graphs is not None:
-                releases.callback(self.graphs.close)
+            for captured in (self.graphs, self.prompts):
+                if captured is not None:
+                    releases.callback(captured.close)
             self._in_flight = None
             # Both hold views of their buffers, which would keep the storages alive.
             del self.model, self.sampling
@@ -357,6 +365,11 @@ class Engine:
 
     def _forward_rows(self, plan: StepPlan) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states of the step's tokens, and the slot of each row on the device."""
+        prompt = self.prompts.bucket_of(plan) if self.prompts is not None else None
+        if self.prompts is not None and prompt is not None:
+            self.plan_updates += len(self.owners)
+            self.graph_steps += 1
+            return self.prompts.replay(prompt, plan)
         for attention, owner in self.owners.items():
             owner.update(plan.batch(attention.query_heads, attention.kv_heads))
             self.plan_updates += 1
@@ -416,7 +429,7 @@ class Engine:
         return result
 
     def capture_graphs(self) -> None:
-        """Capture decode steps of the capacity's graph buckets; does nothing where it has none.
+        """Capture the decode steps and the prompts of the capacity's buckets; does nothing where it has none.
 
         Raises:
             ConfigError: a plan owner's decode steps cannot be captured.
@@ -430,26 +443,40 @@ class Engine:
             rows = PackedRows((1,) * len(token_ids), token_ids.device)
             return self.model.logits(self.forward(token_ids, slots, rows, len(token_ids)))
 
+        def prompt(token_ids: torch.Tensor, slots: torch.Tensor, rows: PackedRows) -> torch.Tensor:
+            return self.forward(token_ids, slots, rows, 0)
+
+        pool, padding_slot = GraphPool(self.inputs.device), capacity.limits.max_requests
+        plans = CapturedPlans(self.owners, self.blueprint.ledger.kv_pages)
+        if self.cuts_inside:
+            self.prompts = ShortPrompts(
+                plans,
+                self.inputs,
+                page_size=capacity.limits.page_size,
+                padding_slot=padding_slot,
+                forward=prompt,
+                recurrent=self.blueprint.geometry.hybrid,
+            )
+            self.prompts.capture(capacity.prompt_buckets, pool)
         self.graphs = DecodeGraphs(
-            self.owners,
+            plans,
             self.inputs,
-            padding_page=self.blueprint.ledger.kv_pages,
-            padding_slot=capacity.limits.max_requests,
+            padding_slot=padding_slot,
             forward=forward,
             sample=self._sample,
             kinds={GREEDY: lambda rows: PLAIN, DRAWN: self.sampling.drawn_groups, FULL: self.sampling.any_groups},
         )
-        self.graphs.capture(capacity.graph_buckets)
-        taken, ledger = self.graphs.taken, self.blueprint.ledger
+        self.graphs.capture(capacity.graph_buckets, pool)
+        taken, ledger = pool.taken(), self.blueprint.ledger
         if taken.pool_bytes > ledger.line(GRAPHS_LINE).bytes:
             raise MemoryBudgetError(
-                f"captured decode steps take {size_text(taken.pool_bytes)}, more than the "
+                f"captured steps take {size_text(taken.pool_bytes)}, more than the "
                 f"{size_text(ledger.line(GRAPHS_LINE).bytes)} that the ledger has for them: use cuda_graphs=False, and "
                 "report these numbers"
             )
         if taken.driver_bytes > ledger.line(GRAPHS_DRIVER_LINE).bytes:  # or another process has taken memory meanwhile
             logger.warning(
-                "while decode steps were captured the device lost %s outside torch, and the ledger has %s for the "
+                "while steps were captured the device lost %s outside torch, and the ledger has %s for the "
                 "driver's part: what other processes hold is not in it",
                 size_text(taken.driver_bytes),
                 size_text(ledger.line(GRAPHS_DRIVER_LINE).bytes),

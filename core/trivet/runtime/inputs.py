@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from trivet.capacity import RuntimeCapacity
 from trivet.layout import BufferLayout, Buffers, BufferSpec
 from trivet.layout.staging import STAGING_SETS, mirror_name, mirrors
+from trivet.reservation.recurrent import chunk_table_parts
 
 if TYPE_CHECKING:
     import torch
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 MIRRORED = ("token_ids", "slots", "sampled_tokens", "sampled_slots", "sampled_positions")
 SAMPLES = "samples"
+PROMPT_TABLE = "prompt_table"
 VALUES_PER_SAMPLE = 2
 """A new token, and whether its row was unusable."""
 
@@ -28,11 +30,12 @@ def inputs_layout(capacity: RuntimeCapacity) -> BufferLayout:
       the step whose logits are wanted, its slot, and the place that the new token takes.
     - ``samples``: the new tokens of a captured step and whether each row was unusable, as `SampleResult.packed` lays
       them out; on the device.
+    - ``prompt_table``: where models have recurrent layers and short prompts are captured, the chunks of such a prompt.
     - ``slot_tokens``: the newest token of each slot, on the device alone: what a decode row of the next step computes,
       whether the host has seen it or not. The last slot is that of padding rows.
 
-    On a CUDA device the first five have pinned mirrors in two sets, and each set has room for ``samples`` on their way
-    back.
+    On a CUDA device what the host fills has pinned mirrors in two sets, and each set has room for ``samples`` on their
+    way back.
     """
     rows = capacity.step_rows
     mirrored = tuple(
@@ -40,8 +43,12 @@ def inputs_layout(capacity: RuntimeCapacity) -> BufferLayout:
     )
     samples = BufferSpec(SAMPLES, VALUES_PER_SAMPLE * rows, "int64")
     specs = [*mirrored, samples, BufferSpec("slot_tokens", capacity.limits.max_requests + 1, "int64")]
+    refilled = [*mirrored]
+    if capacity.prompt_buckets and capacity.geometry.hybrid:
+        refilled.append(BufferSpec(PROMPT_TABLE, sum(chunk_table_parts(1, 1, 1)), "int64"))
+        specs.append(refilled[-1])
     if capacity.device.kind == "cuda":
-        specs += mirrors((*mirrored, samples))
+        specs += mirrors((*refilled, samples))
     return BufferLayout("step inputs", tuple(specs))
 
 

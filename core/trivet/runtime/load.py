@@ -174,4 +174,5 @@ def _assemble(
         owned=owned,
         end_token_ids=end_token_ids,
         seed=seed,
+        cuts_inside=profile.cuts_inside,
     )
