@@ -33,12 +33,15 @@ def test_every_call_is_in_the_record(tmp_path: Path) -> None:
         assert 0 < least <= entry["medians"]["mean"] <= most
         assert all(0 < call["ttft_ms"] / 1e3 < call["seconds"] for call in entry["calls"])
     assert len(results["throughput"]["tokens_per_second"]) == 2
+    for seconds, paths in zip(results["throughput"]["seconds"], results["throughput"]["steps_by_path"], strict=True):
+        assert sum(took for _, took in paths.values()) == pytest.approx(seconds, rel=0.2)
+        assert paths["decode"][0] >= 3
     (long,) = results["ttft"]
     assert long["prompt_tokens"] == 20 and len(long["ttft_ms"]) == 3
-    assert "TPOT" in said[0] and "tok/s" in said[1] and "20 tokens" in said[2]
+    assert "TPOT" in said[0] and "tok/s" in said[1] and "20 tokens" in said[3]
     (warm,) = results["warm_ttft"]
     assert warm["cached_tokens"] == warm["prefix_tokens"] == 32 and len(warm["ttft_ms"]) == 3
-    assert "behind 32 cached" in said[3]
+    assert "behind 32 cached" in said[4]
     assert results["stats"]["requests_failed"] == 0
 
 

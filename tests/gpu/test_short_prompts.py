@@ -63,7 +63,7 @@ def test_what_a_hit_leaves_of_a_prompt_is_replayed_and_is_as_likely_as_after_a_c
         likely = dict(cold.logprobs[0].top)
         again = [(likely[token], value) for token, value in handle.completion.logprobs[0].top if token in likely]
         assert len(again) >= 3
-        assert max(abs(first - second) for first, second in again) < 0.1
+        assert max(abs(first - second) for first, second in again) < 0.25
 
 
 def test_a_scored_prompt_and_one_beside_others_are_not_replayed(load: Load) -> None:

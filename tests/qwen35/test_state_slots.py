@@ -119,6 +119,7 @@ def model_that(change: Callable[[torch.Tensor, int], torch.Tensor], model: Any) 
 
         def __call__(self, token_ids: torch.Tensor, step: Any) -> torch.Tensor:
             self.calls += 1
+            step.outputs = None  # every token's
             return change(model(token_ids, step), self.calls)
 
         def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -34,6 +34,7 @@ class EveryPosition:
         self._engine._compute = self._listen  # type: ignore[method-assign]
 
     def __call__(self, token_ids: torch.Tensor, step: Any) -> torch.Tensor:
+        step.outputs = None  # nothing is dropped
         self._hidden = self._model(token_ids, step)
         return self._hidden
 

@@ -184,6 +184,17 @@ def decode_gaps_ms(steps: Sequence[tuple[float, StepReport]], rows: int) -> list
     return gaps
 
 
+def seconds_by_path(steps: Sequence[tuple[float, StepReport]]) -> dict[str, tuple[int, float]]:
+    """By path, how many of `steps` took it, and the seconds from the step before to their ends."""
+    totals: dict[str, tuple[int, float]] = {}
+    before = 0.0
+    for ended, step in steps:
+        count, seconds = totals.get(step.path, (0, 0.0))
+        totals[step.path] = (count + 1, seconds + ended - before)
+        before = ended
+    return totals
+
+
 def _tpot(caller: Caller, settings: GenerateSettings, batch: int) -> dict[str, Any]:
     caller.call(batch, settings.prompt_tokens, WARM_NEW_TOKENS)
     calls: list[dict[str, Any]] = []
@@ -209,16 +220,18 @@ def _row(entry: Mapping[str, Any]) -> tuple[float, ...]:
 
 def _throughput(caller: Caller, settings: GenerateSettings, report: Report) -> dict[str, Any]:
     caller.call(min(settings.many, max(settings.batches)), settings.prompt_tokens, WARM_NEW_TOKENS)
-    rates, seconds = [], []
+    rates, seconds, paths = [], [], []
     for _ in range(settings.repeats):
-        took, _ = caller.call(settings.many, settings.prompt_tokens, settings.many_new_tokens)
+        took, steps = caller.call(settings.many, settings.prompt_tokens, settings.many_new_tokens)
         seconds.append(took)
+        paths.append(seconds_by_path(steps))
         rates.append(settings.many * settings.many_new_tokens / took)
     report(
         f"{settings.many} requests of {settings.prompt_tokens} and {settings.many_new_tokens} tokens: "
         f"{statistics.median(rates):.0f} tok/s (median of {', '.join(f'{rate:.0f}' for rate in rates)})"
     )
-    return {"requests": settings.many, "seconds": seconds, "tokens_per_second": rates}
+    report(", ".join(f"{count} {path} steps {took:.2f} s" for path, (count, took) in paths[-1].items()))
+    return {"requests": settings.many, "seconds": seconds, "tokens_per_second": rates, "steps_by_path": paths}
 
 
 def _ttft(caller: Caller, settings: GenerateSettings, report: Report) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ class StepContext:
         rows: lengths of the rows along the packed token dimension, decode rows first.
         decode_rows: how many leading rows are decode rows.
         slots: int64 ``[rows]``, state slot of each row.
+        outputs: int64, the tokens whose hidden states somebody reads behind the last layer; None for all.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class StepContext:
         rows: PackedRows,
         decode_rows: int,
         slots: torch.Tensor,
+        outputs: torch.Tensor | None = None,
     ) -> None:
         self._geometry = geometry
         self._owners = owners
@@ -46,6 +48,8 @@ class StepContext:
         self.rows = rows
         self.decode_rows = decode_rows
         self.slots = slots
+        self.outputs = outputs
+        self.dropped_tokens = False
 
     def rotation(self, attention: AttentionGeometry) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines of the step's tokens for `attention`, gathered once per step.
@@ -57,6 +61,23 @@ class StepContext:
             rotation = self._rotary[attention].at(self._owners[attention].positions)
             self._rotations[attention] = rotation
         return rotation
+
+    def wanted(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden states of the tokens that are read behind the mixer of `layer`.
+
+        That is all of them but in the last layer, where tokens that give neither a new token nor a score have left what
+        later steps need of them, and are dropped: `dropped_tokens` says so. A layer need not ask.
+
+        Args:
+            hidden: ``[tokens, hidden_size]``.
+
+        Returns:
+            `hidden`, or ``[outputs, hidden_size]``, new.
+        """
+        if self.outputs is None or layer != len(self._geometry.layers) - 1:
+            return hidden
+        self.dropped_tokens = True
+        return hidden.index_select(0, self.outputs)
 
     def attend(
         self, layer: int, attention: AttentionGeometry, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor

@@ -20,7 +20,10 @@ class DecoderModel(Protocol):
     """What the runtime asks of a family's model."""
 
     def __call__(self, token_ids: Tensor, step: StepContext) -> Tensor:
-        """Hidden states of the step, ``[tokens, hidden_size]``, for int64 ``token_ids [tokens]``."""
+        """Hidden states of the step, ``[tokens, hidden_size]``, for int64 ``token_ids [tokens]``.
+
+        Those of ``step.outputs`` alone if a layer has asked `StepContext.wanted`.
+        """
 
     def logits(self, hidden: Tensor) -> Tensor:
         """``hidden [rows, hidden_size]`` to ``[rows, vocab_size]``."""
@@ -44,7 +47,7 @@ class Decoder:
         self.norm = norm
 
     def __call__(self, token_ids: Tensor, step: StepContext) -> Tensor:
-        """Hidden states before the final norm, ``[tokens, hidden_size]``."""
+        """Hidden states before the final norm, ``[tokens, hidden_size]``, or of ``step.outputs`` alone."""
         hidden = embedding(token_ids, self.embedding_weight)
         for layer in self.layers:
             hidden = layer(hidden, step)

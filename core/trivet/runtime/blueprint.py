@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from attrs import evolve, frozen
 
+from trivet import checked
 from trivet.attention import PathRequest, Selection, select_path
 from trivet.caches.kv import kv_layout
 from trivet.caches.state import PADDING_SLOTS, snapshots_within, state_layout
@@ -38,8 +39,9 @@ Value = TypeVar("Value")
 CUDA_SNAPSHOT_STRIDE = 256
 SNAPSHOTS_PER_REQUEST = 8
 SPARE_SNAPSHOTS = 32
-SNAPSHOT_SHARE = 8
-"""Snapshots take at most this part (one eighth) of the budget unless `snapshot_bytes` says otherwise."""
+SNAPSHOT_SHARE = 4
+"""Snapshots take at most this part (a quarter) of what everything else but KV pages leaves of the budget, unless
+`snapshot_bytes` says otherwise."""
 
 
 @frozen(eq=False)
@@ -126,7 +128,6 @@ def draw_blueprint(directory: Path, options: SizingOptions, device: DeviceProfil
     grid_tokens = _prefill_grid(geometry, options)
     check_grid(limits, grain_tokens if options.prefix_cache else grid_tokens, grid_tokens)
     budget_bytes = options.budget_bytes(device.memory_bytes)
-    snapshot_count = _snapshot_count(geometry, limits, dtype, budget_bytes, options)
     weight_map = _given(family, "weight_map", WeightMap, lambda: family.weight_map(geometry))
     layouts = {
         "weights": weight_map.layout(dtype),
@@ -134,7 +135,6 @@ def draw_blueprint(directory: Path, options: SizingOptions, device: DeviceProfil
         "sampler": sampler_layout(limits.max_requests, geometry.vocab_size),
         "penalties": penalty_layout(limits.max_requests, geometry.vocab_size),
         "state": state_layout("recurrent state", geometry, limits.max_requests + PADDING_SLOTS, dtype),
-        "snapshots": state_layout("snapshots", geometry, snapshot_count, dtype),
     }
     plans = {plan.attention: selections[plan.attention].path.layout(plan) for plan in capacity.plans}
     rotary = {attention: rotary_layout(attention.rope, limits.max_context) for attention in plans}
@@ -159,6 +159,11 @@ def draw_blueprint(directory: Path, options: SizingOptions, device: DeviceProfil
     ]
     if geometry.hybrid:
         lines.append(LedgerLine.of_layout(layouts["state"], "max_requests"))
+    kv_bytes = kv_layout(geometry, limits.page_size, options.kv_pages or 0, dtype).total_bytes
+    left_bytes = budget_bytes - checked.sum_bytes("reserves", (kv_bytes, *(line.bytes for line in lines)))
+    snapshot_count = _snapshot_count(geometry, limits, dtype, left_bytes, options)
+    layouts["snapshots"] = state_layout("snapshots", geometry, snapshot_count, dtype)
+    if geometry.hybrid:
         lines.append(_snapshot_line(layouts["snapshots"], snapshot_count, grain_tokens))
     ledger = reserve(
         lines,
@@ -282,15 +287,15 @@ def _prefill_grid(geometry: ModelGeometry, options: SizingOptions) -> int:
 
 
 def _snapshot_count(
-    geometry: ModelGeometry, limits: Limits, dtype: str, budget_bytes: int, options: SizingOptions
+    geometry: ModelGeometry, limits: Limits, dtype: str, left_bytes: int, options: SizingOptions
 ) -> int:
     if not geometry.hybrid or not options.prefix_cache:
         return 0
     given_bytes = options.snapshot_bytes
-    share_bytes = budget_bytes // SNAPSHOT_SHARE if given_bytes is None else given_bytes
+    share_bytes = max(left_bytes, 0) // SNAPSHOT_SHARE if given_bytes is None else given_bytes
     count = snapshots_within(share_bytes, geometry, dtype)
     if not count:
-        whose = "the share of the memory budget" if given_bytes is None else "snapshot_bytes"
+        whose = f"1/{SNAPSHOT_SHARE} of what is left of the memory budget" if given_bytes is None else "snapshot_bytes"
         one_bytes = state_layout("snapshot", geometry, 1, dtype).total_bytes
         logger.warning(
             "hybrid prefix caching is off: %s is %d bytes, and one snapshot of the recurrent state takes %d; every "

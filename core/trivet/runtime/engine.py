@@ -45,6 +45,8 @@ from trivet.scheduler.scheduler import Scheduler
 
 logger = logging.getLogger("trivet.engine")
 
+NO_OUTPUTS = np.zeros(1, dtype=np.int64)
+
 GREEDY, DRAWN, FULL = "greedy", "drawn", "full"
 """Kinds of captured sampling: nothing is drawn; nothing is ordered or penalised; everything may be asked for."""
 
@@ -334,8 +336,8 @@ class Engine:
         if bucket is not None:
             sampled = self._replay(bucket, plan, groups)
         else:
-            hidden, slots = self._forward_rows(plan)
-            sampled = self._sample_rows(plan, hidden, slots, groups)
+            hidden, slots, dropped = self._forward_rows(plan)
+            sampled = self._sample_rows(plan, hidden, slots, groups, dropped)
             scores = self._score(plan, hidden)
         if self.state is not None:
             for slot, snapshot in plan.saves:
@@ -363,13 +365,13 @@ class Engine:
         slots, positions = self.inputs["slots"][:rows], self.inputs["sampled_positions"][:rows]
         return self._sample(bucket.logits[:rows], slots, positions, groups)
 
-    def _forward_rows(self, plan: StepPlan) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hidden states of the step's tokens, and the slot of each row on the device."""
+    def _forward_rows(self, plan: StepPlan) -> tuple[torch.Tensor, torch.Tensor, bool]:
+        """Hidden states, the slot of each row on the device, and whether only sampled tokens are among the former."""
         prompt = self.prompts.bucket_of(plan) if self.prompts is not None else None
         if self.prompts is not None and prompt is not None:
             self.plan_updates += len(self.owners)
             self.graph_steps += 1
-            return self.prompts.replay(prompt, plan)
+            return *self.prompts.replay(prompt, plan), False
         for attention, owner in self.owners.items():
             owner.update(plan.batch(attention.query_heads, attention.kv_heads))
             self.plan_updates += 1
@@ -378,10 +380,25 @@ class Engine:
         if plan.carried_rows:
             token_ids[: plan.decode_rows] = self.inputs["slot_tokens"][slots[: plan.decode_rows]]
         rows = PackedRows(plan.lengths, token_ids.device, cuts=plan.cuts)
-        return self.forward(token_ids, slots, rows, plan.decode_rows), slots
+        drops = rows.tokens > len(plan.sampling_rows) and not plan.scores
+        outputs = None
+        if drops:  # of a step that gives nothing, one token is computed to the end
+            outputs = self.inputs.fill("sampled_tokens", plan.sampled_tokens if plan.sampling_rows else NO_OUTPUTS)
+        return self.forward(token_ids, slots, rows, plan.decode_rows, outputs), slots, drops
 
-    def forward(self, token_ids: torch.Tensor, slots: torch.Tensor, rows: PackedRows, decode_rows: int) -> torch.Tensor:
-        """Hidden states ``[tokens, hidden_size]`` of a step for which the owners are updated."""
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        slots: torch.Tensor,
+        rows: PackedRows,
+        decode_rows: int,
+        outputs: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Hidden states of a step for which the owners are updated.
+
+        Returns:
+            ``[tokens, hidden_size]``, or of the tokens `outputs` alone.
+        """
         context = StepContext(
             geometry=self.blueprint.geometry,
             owners=self.owners,
@@ -391,6 +408,7 @@ class Engine:
             rows=rows,
             decode_rows=decode_rows,
             slots=slots,
+            outputs=outputs,
         )
         hidden = self.model(token_ids, context)
         if rows.cuts and not context.made_cuts:
@@ -399,24 +417,20 @@ class Engine:
                 "StepContext.delta_rule_projected in the start-up profile and otherwise in this step, so that a "
                 "snapshot inside a prompt is not there; expected the same way in every step with prefill rows"
             )
-        return hidden
+        return hidden if outputs is None or context.dropped_tokens else hidden.index_select(0, outputs)
 
     def _sample_rows(
-        self, plan: StepPlan, hidden: torch.Tensor, slots: torch.Tensor, groups: SampleGroups
+        self, plan: StepPlan, hidden: torch.Tensor, slots: torch.Tensor, groups: SampleGroups, dropped: bool
     ) -> SampleResult | None:
         if not plan.sampling_rows:
             return None
-        host_slots, positions = plan.slots, plan.kv_lengths
-        if len(plan.sampling_rows) == len(plan.requests) == hidden.shape[0]:
-            sampled, sampled_slots = hidden, slots
-        else:
-            rows = np.array(plan.sampling_rows)
-            host_slots, positions = host_slots[rows], positions[rows]
-            last_tokens = np.cumsum(plan.query_lengths)[rows] - 1
-            sampled = hidden.index_select(0, self.inputs.fill("sampled_tokens", last_tokens))
-            sampled_slots = self.inputs.fill("sampled_slots", host_slots)
-        on_device = self.inputs.fill("sampled_positions", positions)
-        return self._sample(self.model.logits(sampled), sampled_slots, on_device, groups)
+        rows = list(plan.sampling_rows)
+        if not dropped and len(rows) != hidden.shape[0]:
+            hidden = hidden.index_select(0, self.inputs.fill("sampled_tokens", plan.sampled_tokens))
+        if len(rows) != len(plan.requests):
+            slots = self.inputs.fill("sampled_slots", plan.slots[rows])
+        positions = self.inputs.fill("sampled_positions", plan.kv_lengths[rows])
+        return self._sample(self.model.logits(hidden), slots, positions, groups)
 
     def _sample(
         self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, groups: SampleGroups

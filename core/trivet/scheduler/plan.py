@@ -132,6 +132,16 @@ class StepPlan:
         return "mixed" if self.decode_rows else "prefill"
 
     @property
+    def scores(self) -> bool:
+        """Whether any row is of a request whose every position is scored."""
+        return any(request.kind == "score" for request in self.requests[self.decode_rows :])
+
+    @cached_property
+    def sampled_tokens(self) -> NDArray[np.int64]:
+        """int64: the last token of each of `sampling_rows`, among the step's tokens."""
+        return np.cumsum(self.query_lengths, dtype=np.int64)[list(self.sampling_rows)] - 1
+
+    @property
     def sampling_requests(self) -> tuple[Request, ...]:
         """The requests of `sampling_rows`."""
         return tuple(self.requests[row] for row in self.sampling_rows)

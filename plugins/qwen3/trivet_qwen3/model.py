@@ -12,14 +12,18 @@ class Qwen3Layer:
     """One decoder layer."""
 
     def __init__(self, index: int, attention: AttentionGeometry, eps: float, parameters: Parameters) -> None:
+        self.index = index
         self.attention_norm = RmsNorm(parameters.below("attention_norm"), eps)
         self.attention = Attention(index, attention, parameters.below("attention"), qk_norm_eps=eps)
         self.mlp_norm = RmsNorm(parameters.below("mlp_norm"), eps)
         self.mlp = GatedMlp(parameters.below("mlp"))
 
     def __call__(self, hidden: Tensor, step: StepContext) -> Tensor:
-        """``hidden [tokens, hidden_size]`` through attention and MLP, each added to `hidden` in place."""
-        hidden = self.attention(self.attention_norm(hidden), step, residual=hidden)
+        """``hidden [tokens, hidden_size]`` through attention and MLP, each added to `hidden` in place.
+
+        The last layer returns ``[outputs, hidden_size]`` where not all tokens are wanted.
+        """
+        hidden = step.wanted(self.index, self.attention(self.attention_norm(hidden), step, residual=hidden))
         return self.mlp(self.mlp_norm(hidden), residual=hidden)
 
 

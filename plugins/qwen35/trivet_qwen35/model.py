@@ -14,6 +14,7 @@ class Qwen35Layer:
     """One decoder layer."""
 
     def __init__(self, index: int, layer: LayerGeometry, eps: float, parameters: Parameters) -> None:
+        self.index = index
         self.mixer_norm = RmsNorm(parameters.below("mixer_norm"), eps, zero_centred=True)
         self.mixer: Attention | DeltaNet
         if isinstance(layer, AttentionGeometry):
@@ -31,8 +32,11 @@ class Qwen35Layer:
         self.mlp = GatedMlp(parameters.below("mlp"))
 
     def __call__(self, hidden: Tensor, step: StepContext) -> Tensor:
-        """``hidden [tokens, hidden_size]`` through mixer and MLP, each added to `hidden` in place."""
-        hidden = self.mixer(self.mixer_norm(hidden), step, residual=hidden)
+        """``hidden [tokens, hidden_size]`` through mixer and MLP, each added to `hidden` in place.
+
+        The last layer returns ``[outputs, hidden_size]`` where not all tokens are wanted.
+        """
+        hidden = step.wanted(self.index, self.mixer(self.mixer_norm(hidden), step, residual=hidden))
         return self.mlp(self.mlp_norm(hidden), residual=hidden)
 
 
