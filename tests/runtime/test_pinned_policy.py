@@ -118,14 +118,28 @@ def test_the_policy_that_a_runtime_is_loaded_with_reaches_all_its_products(
     assert all(product.calls for product in products)
 
 
-def test_a_model_with_recurrent_layers_is_refused_for_a_device_that_is_not_here(tmp_path: Path) -> None:
+def test_a_model_with_recurrent_layers_is_planned_with_prompts_cut_at_whole_chunks(tmp_path: Path) -> None:
     checkpoint = make_checkpoint("qwen3.5", tmp_path, head_dim=64)
-    settings = {"device": "h200", "dtype": "bfloat16", "limits": LIMITS}
-    trivet.plan_memory(checkpoint, **settings)
-    with pytest.raises(trivet.ConfigError) as refusal:
-        trivet.plan_memory(checkpoint, numeric_policy="pinned", **settings)
-    for part in ("'pinned'", "recurrent layers (1 of 2)", "split-kv-pinned", "reference", "'tuned'"):
-        assert part in str(refusal.value)
+    settings = {"device": "h200", "dtype": "bfloat16", "numeric_policy": "pinned"}
+    roomy = trivet.Limits(max_requests=2, max_step_tokens=66, max_context=64, page_size=4)
+    assert trivet.plan_memory(checkpoint, limits=roomy, **settings).kv_pages > 0
+    with pytest.raises(trivet.ConfigError, match=r"max_step_tokens is 16, expected at least 66.*multiples of 64 tokens"):
+        trivet.plan_memory(checkpoint, limits=LIMITS, **settings)
+    with pytest.raises(trivet.ConfigError, match="snapshot_stride is 32, expected a multiple of 64"):
+        trivet.plan_memory(checkpoint, limits=roomy, snapshot_stride=32, **settings)
+    uncached = trivet.plan_memory(checkpoint, limits=roomy, snapshot_stride=32, prefix_cache=False, **settings)
+    assert uncached.kv_pages > 0
+
+
+def test_recurrent_layers_that_compute_by_torch_operations_are_refused_at_load(
+    products: list[Product], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ReferencePath, "usable", lambda path, need: Verdict(True, "a test wants it"))
+    checkpoint = make_checkpoint("qwen3.5", tmp_path)
+    roomy = trivet.Limits(max_requests=2, max_step_tokens=66, max_context=64, page_size=4)
+    settings = {"limits": roomy, "snapshot_stride": 64, "numeric_policy": "pinned", "dtype": "float32"}
+    with pytest.raises(trivet.ConfigError, match=r"recurrent layers of model type .* do not go through the kernels"):
+        trivet.Runtime.load(checkpoint, device="cpu", **settings)
 
 
 def test_a_model_of_attention_alone_is_planned_on_the_pinned_path(tmp_path: Path) -> None:
