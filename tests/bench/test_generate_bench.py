@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import attrs
 import pytest
 from tests.support.checkpoints import make_qwen3
 
-from trivet.bench.generate import GenerateSettings, bench_generate, decode_gaps_ms
+from trivet.bench import generate
+from trivet.bench.generate import CACHED_PREFIX_REST, GenerateSettings, bench_generate, decode_gaps_ms
+from trivet.bench.stepping import BenchmarkError
 from trivet.runtime.step import StepReport
 
 
@@ -41,13 +45,12 @@ def test_every_call_is_in_the_record(tmp_path: Path) -> None:
     assert "TPOT" in said[0] and "tok/s" in said[1] and "20 tokens" in said[3]
     (warm,) = results["warm_ttft"]
     assert warm["cached_tokens"] == warm["prefix_tokens"] == 32 and len(warm["ttft_ms"]) == 3
-    assert "behind 32 cached" in said[4]
+    assert warm["rest_tokens"] == CACHED_PREFIX_REST
+    assert f"TTFT of {CACHED_PREFIX_REST} tokens behind 32 cached ones:" in said[4]
     assert results["stats"]["requests_failed"] == 0
 
 
 def test_a_call_that_never_decodes_together_is_refused(tmp_path: Path) -> None:
-    from trivet.bench.stepping import BenchmarkError
-
     make_qwen3(tmp_path)
     load = {"device": "cpu", "dtype": "float32"}
     for new_tokens, kernels, limits, text in (
@@ -60,3 +63,39 @@ def test_a_call_that_never_decodes_together_is_refused(tmp_path: Path) -> None:
         settings = GenerateSettings(str(tmp_path), (2,), 9, new_tokens, 1, 0, 1, (), (), kernels, 0, asked)
         with pytest.raises(BenchmarkError, match=text):
             bench_generate(settings, print)
+
+
+def warm_settings(directory: Path, prefix_tokens: int) -> GenerateSettings:
+    load = {"device": "cpu", "dtype": "float32", "limits": {"page_size": 16}}
+    return GenerateSettings(str(directory), (1,), 4, 4, 1, 0, 1, (), (prefix_tokens,), False, 0, load)
+
+
+def test_a_prefix_that_the_grain_cuts_leaves_more_tokens_to_compute_and_the_record_says_so(tmp_path: Path) -> None:
+    make_qwen3(tmp_path)
+    said: list[str] = []
+    (warm,) = bench_generate(warm_settings(tmp_path, 47), said.append)["warm_ttft"]
+    assert (warm["prefix_tokens"], warm["cached_tokens"]) == (47, 32)
+    assert warm["rest_tokens"] == 47 + CACHED_PREFIX_REST - 32
+    assert "TTFT of 31 tokens behind 32 cached ones, which the cache's grain leaves of a prefix of 47:" in said[-1]
+
+
+def test_a_prefix_that_is_never_hit_is_no_measurement(tmp_path: Path) -> None:
+    make_qwen3(tmp_path)
+    with pytest.raises(BenchmarkError, match=r"prefix of 15 tokens was not found .* multiples of 16 tokens"):
+        bench_generate(warm_settings(tmp_path, 15), print)
+
+
+@pytest.mark.parametrize(("found", "text"), [((48, 48, 0), "was not found"), ((48, 32, 48), "32 and 48 were found")])
+def test_runs_that_find_other_parts_of_a_prefix_are_not_compared(
+    found: tuple[int, ...], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_qwen3(tmp_path)
+    timed, runs = generate._timed_prompt, iter((0, *[48] * generate.WARM_RUNS, *found))
+
+    def partly_found(*arguments: Any) -> Any:
+        took_ms, out = timed(*arguments)
+        return took_ms, attrs.evolve(out, cached_tokens=next(runs))
+
+    monkeypatch.setattr(generate, "_timed_prompt", partly_found)
+    with pytest.raises(BenchmarkError, match=text):
+        bench_generate(warm_settings(tmp_path, 48), print)

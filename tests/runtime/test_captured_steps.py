@@ -105,11 +105,12 @@ def test_every_token_of_a_short_prompt_attends_to_those_up_to_itself(prompt: int
 
 
 @pytest.mark.parametrize(
-    "plan",
-    [planned(65), planned(9, kind="score"), planned(9, others=1), planned(40, cuts=True)],
+    ("prompt", "kind", "others", "cuts"),
+    [(65, "generate", 0, False), (9, "score", 0, False), (9, "generate", 1, False), (40, "generate", 0, True)],
     ids=["too long", "scored", "beside another", "cut"],
 )
-def test_other_steps_are_not_replayed_as_a_short_prompt(plan: StepPlan) -> None:
+def test_other_steps_are_not_replayed_as_a_short_prompt(prompt: int, kind: str, others: int, cuts: bool) -> None:
+    plan = planned(prompt, kind=kind, others=others, cuts=cuts)
     assert prompts_of(Owner(), Inputs()).bucket_of(plan) is None
 
 

@@ -84,6 +84,17 @@ def test_where_layers_cut_inside_a_piece_a_prompt_takes_one_step_however_many_sn
 
 
 @pytest.mark.parametrize("cuts_inside", [False, True])
+def test_with_one_snapshot_for_all_a_rerun_hits_the_last_boundary_and_not_the_branch_point(cuts_inside: bool) -> None:
+    world = World.of(Limits(2, 200, 200, 8), 100, snapshots=1, cuts_inside=cuts_inside)
+    stem = prompt_of(1, 50)
+    world.serve(stem + prompt_of(2, 20), 1)
+    prompt = stem + prompt_of(3, 20)
+    world.serve(prompt, 1)
+    assert world.serve(prompt, 1).cached_tokens == 64
+    audit(world)
+
+
+@pytest.mark.parametrize("cuts_inside", [False, True])
 def test_on_a_grid_others_hit_what_prompts_left_and_nothing_of_new_tokens(cuts_inside: bool) -> None:
     world = World.of(Limits(2, 64, 200, 4), 100, snapshots=8, cuts_inside=cuts_inside, grid_tokens=4)
     turn = world.serve(prompt_of(1, 24), 41)

@@ -114,11 +114,12 @@ def test_any_queue_drains_within_the_stated_bound(drawn, rng) -> None:  # type: 
     grid_tokens=st.sampled_from([2, 4, 8]),
     snapshots=st.sampled_from([0, 1, 3]),
     cuts_inside=st.booleans(),
+    mixed=st.booleans(),
     spare_pages=st.integers(0, 30),
     rng=st.randoms(use_true_random=False),
 )
 def test_on_a_grid_the_oldest_prompt_advances_in_every_step_and_any_queue_drains_within_the_bound(  # type: ignore[no-untyped-def]
-    requests, room, grid_tokens, snapshots, cuts_inside, spare_pages, rng
+    requests, room, grid_tokens, snapshots, cuts_inside, mixed, spare_pages, rng
 ) -> None:
     limits = Limits(requests, requests + grid_tokens + room, 40, grid_tokens)
     world = World.of(
@@ -126,19 +127,24 @@ def test_on_a_grid_the_oldest_prompt_advances_in_every_step_and_any_queue_drains
         limits.pages_per_request + spare_pages,
         snapshots=snapshots,
         cuts_inside=cuts_inside,
+        mixed=mixed,
         grid_tokens=grid_tokens,
     )
     queued = queue(world, rng, rng.randint(1, 12))
     lengths = [(request.prompt_tokens, request.max_new_tokens) for request in queued]
     pauses = not cuts_inside
     bound = drain_bound_steps(lengths, limits.max_step_tokens, snapshots=pauses, grid_tokens=grid_tokens)
+    within = progress_bound_steps(limits, mixed_steps=mixed)
+    waits: dict[Request, int] = {}
     steps = 0
     while world.scheduler.has_work:
         plan = world.launch()
         assert plan is not None
         prefilling = [r for r in world.scheduler.running if r.computed_tokens < r.prompt_tokens]
-        assert not prefilling or prefilling[0] in plan.requests
-        assert {r for r in world.scheduler.running if r.computed_tokens >= r.prompt_tokens} <= set(plan.requests)
+        decoding = [r for r in world.scheduler.running if r.computed_tokens >= r.prompt_tokens]
+        for request in (*prefilling[:1], *decoding):
+            waits[request] = 0 if request in plan.requests else waits.get(request, 0) + 1
+            assert waits[request] < within, f"{request!r} waits for its {waits[request]}th step"
         world.land()
         steps += 1
     assert steps <= bound

@@ -24,6 +24,7 @@ from trivet.bench.stepping import BenchmarkError
 from trivet.sampling.params import Sampling
 
 if TYPE_CHECKING:
+    from trivet.runtime.results import Completion
     from trivet.runtime.runtime import Runtime
     from trivet.runtime.step import StepReport
 
@@ -50,7 +51,7 @@ class GenerateSettings:
         many_new_tokens: their new tokens.
         long_prompts: lengths whose TTFT is wanted.
         cached_prefixes: lengths whose TTFT is wanted of prompts that have `CACHED_PREFIX_REST` tokens more, and whose
-            beginning is in the prefix cache.
+            beginning is in the prefix cache, as far as the cache's grain allows; the rest is computed.
         kernels: whether to break a decode step down by kernel (CUDA).
         seed: of the prompts.
         load: further arguments of `Runtime.load`; limits as a mapping of those that were asked for.
@@ -246,31 +247,58 @@ def _ttft(caller: Caller, settings: GenerateSettings, report: Report) -> list[di
 
 def _warm_ttft(caller: Caller, settings: GenerateSettings, report: Report) -> list[dict[str, Any]]:
     entries = []
-    sampling = Sampling(max_new_tokens=1, ignore_eos=True)
     for prefix_tokens in settings.cached_prefixes:
         (prefix,) = caller.drawn([prefix_tokens])
-        times, cached = [], 0
+        runs = []
         for _ in range(1 + WARM_RUNS + max(3, settings.repeats)):  # the first leaves the prefix
-            prompt = [*prefix, *caller.drawn([CACHED_PREFIX_REST])[0]]
-            started = time.perf_counter()
-            (out,) = caller.runtime.generate([prompt], sampling)
-            times.append((time.perf_counter() - started) * 1e3)
-            cached = out.cached_tokens
-        cold_ms, times = times[0], times[1 + WARM_RUNS :]
+            runs.append(_timed_prompt(caller.runtime, [*prefix, *caller.drawn([CACHED_PREFIX_REST])[0]]))
+        (cold_ms, _), measured = runs[0], runs[1 + WARM_RUNS :]
+        times = [ms for ms, _ in measured]
+        cached = _cached_tokens(caller.runtime, prefix_tokens, [out for _, out in measured])
+        rest = measured[0][1].prompt_tokens - cached
+        cut = "" if cached == prefix_tokens else f", which the cache's grain leaves of a prefix of {prefix_tokens}"
         report(
-            f"TTFT of {CACHED_PREFIX_REST} tokens behind {cached} cached ones: {statistics.median(times):.1f} ms "
+            f"TTFT of {rest} tokens behind {cached} cached ones{cut}: {statistics.median(times):.1f} ms "
             f"(least {min(times):.1f}; the first time {cold_ms:.1f})"
         )
         entries.append(
             {
                 "prefix_tokens": prefix_tokens,
                 "cached_tokens": cached,
-                "rest_tokens": CACHED_PREFIX_REST,
+                "rest_tokens": rest,
                 "ttft_ms": rounded(times),
                 "cold_ttft_ms": cold_ms,
             }
         )
     return entries
+
+
+def _timed_prompt(runtime: Runtime, prompt: Sequence[int]) -> tuple[float, Completion]:
+    """Milliseconds until the one new token of `prompt`, and its completion."""
+    started = time.perf_counter()
+    (out,) = runtime.generate([list(prompt)], Sampling(max_new_tokens=1, ignore_eos=True))
+    took_ms = (time.perf_counter() - started) * 1e3
+    if len(out.token_ids) != 1:
+        raise BenchmarkError(f"a request ended early: {out.finish_reason}, {out.error}")
+    return took_ms, out
+
+
+def _cached_tokens(runtime: Runtime, prefix_tokens: int, outs: Sequence[Completion]) -> int:
+    """Tokens of the prefix that each of `outs` found in the prefix cache.
+
+    Raises:
+        BenchmarkError: none were found, or not by each as many.
+    """
+    found = sorted({out.cached_tokens for out in outs})
+    grain = f"hits are multiples of {runtime.stats()['prefix_grain_tokens']} tokens"
+    if found[0] == 0:
+        raise BenchmarkError(f"a prefix of {prefix_tokens} tokens was not found in the prefix cache: {grain}")
+    if len(found) > 1:
+        raise BenchmarkError(
+            f"of a prefix of {prefix_tokens} tokens, {' and '.join(map(str, found))} were found in the prefix cache, "
+            f"expected the same in each run: {grain}"
+        )
+    return found[0]
 
 
 def _kernels(caller: Caller, settings: GenerateSettings, report: Report) -> list[dict[str, Any]]:

@@ -20,7 +20,8 @@ class StepContext:
     """One step: its rows, their positions, and the caches that its layers read and write.
 
     Attributes:
-        rows: lengths of the rows along the packed token dimension, decode rows first.
+        rows: lengths of the rows along the packed token dimension, decode rows first. In a captured step they are those
+            of the capture: a short prompt is padded to it.
         decode_rows: how many leading rows are decode rows.
         slots: int64 ``[rows]``, state slot of each row.
         outputs: int64, the tokens whose hidden states somebody reads behind the last layer; None for all.
@@ -159,7 +160,7 @@ class StepContext:
 
         Not a bit of a decode row depends on the rows beside it, nor on how many there are. The other rows go through
         the delta rule in chunks, those of one token too. States and tails of the rows' slots advance, and are kept as
-        they are at the rows' cuts; rows in the padding slot give zeros and change nothing.
+        they are at the rows' cuts; decode rows in the padding slot give zeros and change nothing.
 
         Args:
             projected: ``[tokens, elements]``: queries, keys and values before the convolution, output gates, beta

@@ -42,8 +42,8 @@ class Capabilities:
         "serve one request at a time: max_requests=1",
     )
     cuda_graphs: bool = _capability(
-        "a pure decode step may be captured as a CUDA graph and replayed: it reads nothing on the host and "
-        "allocates nothing",
+        "a pure decode step, and a step of one short prompt that is padded, may be captured as a CUDA graph and "
+        "replayed: it reads nothing on the host and allocates nothing",
         "load with cuda_graphs=False",
     )
     tied_embeddings: bool = _capability(

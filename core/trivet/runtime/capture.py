@@ -52,7 +52,7 @@ class Taken:
 
 
 class GraphPool:
-    """Captures graphs into one pool of memory, which the largest, captured first, sizes.
+    """Captures graphs into one pool of memory. Larger steps are to be captured before smaller ones, which fit in then.
 
     Args:
         device: of what is captured.

@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 
 import numpy as np
@@ -33,7 +33,7 @@ from trivet.runtime.graphs import CAPTURED_ALTERNATIVES, Bucket, CapturedSamples
 from trivet.runtime.inputs import StepInputs
 from trivet.runtime.launched import Launched, Results
 from trivet.runtime.output import RequestOutput
-from trivet.runtime.short_prompts import ShortPrompts
+from trivet.runtime.short_prompts import ShortPrompts, most_read_tokens
 from trivet.runtime.step import StepReport
 from trivet.sampling.batch import PLAIN, SampleGroups, SamplingBatch
 from trivet.sampling.logprobs import TokenLogprob, token_logprobs
@@ -411,11 +411,11 @@ class Engine:
             outputs=outputs,
         )
         hidden = self.model(token_ids, context)
-        if rows.cuts and not context.made_cuts:
+        if self.cuts_inside and rows.rows > decode_rows and not context.made_cuts:
             raise PluginError(
                 f"model type {self.blueprint.geometry.model_type!r}: a recurrent layer went through "
-                "StepContext.delta_rule_projected in the start-up profile and otherwise in this step, so that a "
-                "snapshot inside a prompt is not there; expected the same way in every step with prefill rows"
+                "StepContext.delta_rule_projected in the start-up profile and otherwise in this step, where snapshots "
+                "inside a prompt or a captured prompt rely on it; expected the same way in every step with prefill rows"
             )
         return hidden if outputs is None or context.dropped_tokens else hidden.index_select(0, outputs)
 
@@ -462,16 +462,15 @@ class Engine:
 
         pool, padding_slot = GraphPool(self.inputs.device), capacity.limits.max_requests
         plans = CapturedPlans(self.owners, self.blueprint.ledger.kv_pages)
-        if self.cuts_inside:
-            self.prompts = ShortPrompts(
-                plans,
-                self.inputs,
-                page_size=capacity.limits.page_size,
-                padding_slot=padding_slot,
-                forward=prompt,
-                recurrent=self.blueprint.geometry.hybrid,
-            )
-            self.prompts.capture(capacity.prompt_buckets, pool)
+        self.prompts = ShortPrompts(
+            plans,
+            self.inputs,
+            page_size=capacity.limits.page_size,
+            padding_slot=padding_slot,
+            forward=prompt,
+            recurrent=self.blueprint.geometry.hybrid,
+            most_read_tokens=most_read_tokens(self.blueprint),
+        )
         self.graphs = DecodeGraphs(
             plans,
             self.inputs,
@@ -480,7 +479,12 @@ class Engine:
             sample=self._sample,
             kinds={GREEDY: lambda rows: PLAIN, DRAWN: self.sampling.drawn_groups, FULL: self.sampling.any_groups},
         )
-        self.graphs.capture(capacity.graph_buckets, pool)
+        captures: list[tuple[int, Callable[[int, GraphPool], None]]]
+        captures = [(rows, self.graphs.capture) for rows in capacity.graph_buckets]
+        if self.cuts_inside:
+            captures += [(tokens, self.prompts.capture) for tokens in capacity.prompt_buckets]
+        for size, capture in sorted(captures, key=lambda each: each[0], reverse=True):
+            capture(size, pool)
         taken, ledger = pool.taken(), self.blueprint.ledger
         if taken.pool_bytes > ledger.line(GRAPHS_LINE).bytes:
             raise MemoryBudgetError(

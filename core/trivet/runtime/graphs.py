@@ -126,10 +126,9 @@ class DecodeGraphs:
         self._sizes: tuple[int, ...] = ()
 
     @torch.inference_mode()
-    def capture(self, sizes: tuple[int, ...], pool: GraphPool) -> None:
-        """Capture a step of each of `sizes` rows."""
-        for rows in sorted(sizes, reverse=True):
-            self._buckets[rows] = self._captured(rows, pool)
+    def capture(self, rows: int, pool: GraphPool) -> None:
+        """Capture a step of so many rows."""
+        self._buckets[rows] = self._captured(rows, pool)
         self._sizes = tuple(sorted(self._buckets))
         self._inputs["slot_tokens"].zero_()
 

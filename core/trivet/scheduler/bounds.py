@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from trivet.capacity import Limits
 from trivet.checked import ceil_div
 from trivet.errors import ConfigError
+from trivet.reservation.recurrent import MOST_CUTS_PER_ROW
 from trivet.scheduler.request import lifetime_tokens
 
-SNAPSHOT_PAUSES = 2
+SNAPSHOT_PAUSES = MOST_CUTS_PER_ROW
 """Places inside one prompt where prefill stops for a snapshot: a branch point, and the last boundary."""
 
 

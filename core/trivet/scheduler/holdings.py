@@ -224,8 +224,8 @@ class Holdings:
     def plan_save(self, request: Request, row: int, boundary_tokens: int) -> SavePoint | None:
         """A snapshot to save once `request` is computed up to `boundary_tokens`; None if it is not wanted.
 
-        Called, ascending, with every boundary of its own inside a scheduled piece, and with every end of a piece that
-        is a multiple of the grain. A boundary inside the prompt is wanted if it is one of the request's own; its
+        Called with every boundary of its own inside a scheduled piece, and with every end of a piece that is a multiple
+        of the grain. A boundary inside the prompt is wanted if it is one of the request's own; its
         snapshot stays. One at the prompt's end or in the new tokens is given up for the next, and makes no room for
         itself at the expense of the one inside the prompt.
         """
@@ -237,9 +237,9 @@ class Holdings:
                 return None
             snapshot = self.shelf.take(first=request.trail_node, owner=request.id, spare=request.boundary_node)
         else:
-            if not request.boundaries or request.boundaries[0] != boundary_tokens:
+            if boundary_tokens not in request.boundaries:
                 return None
-            del request.boundaries[0]
+            request.boundaries.remove(boundary_tokens)
             known = self.prefix.find(request.digests[boundary_tokens // self.page_size - 1])
             if known is not None and known.snapshot is not None:
                 self.shelf.keep(known)

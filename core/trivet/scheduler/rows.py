@@ -104,6 +104,9 @@ class RunningRows:
             self._turns.move_to_end(request)
         for request, _ in prefill:
             self._turns.move_to_end(request)
+        if self._grid_tokens > 1 and prefill:  # who waits on the grid does not keep decode rows waiting
+            for request in self._prefilling:
+                self._turns.move_to_end(request)
         return decode, prefill
 
     def _share(self, budget: int) -> list[tuple[Request, int]]:

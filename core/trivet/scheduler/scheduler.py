@@ -286,7 +286,9 @@ class Scheduler:
                     snapshot = held.take_restore(request)
                 if saving_grain:
                     wanted = [boundary for boundary in request.boundaries if boundary < end]
-                    planned = self._plan_saves(request, row, wanted if end % saving_grain else [*wanted, end])
+                    if not end % saving_grain:
+                        wanted.append(end)
+                    planned = self._plan_saves(request, row, wanted)
             except AccountingError:
                 raise
             except Exception as error:
@@ -342,17 +344,22 @@ class Scheduler:
         return plan
 
     def _plan_saves(self, request: Request, row: int, boundaries: Sequence[int]) -> list[SavePoint]:
-        """The snapshots to save at `boundaries`, as far as they are wanted; none if planning one of them raises."""
+        """The snapshots to save at `boundaries`, as far as they are wanted; none if planning one of them raises.
+
+        What one step saves makes no room for the rest of it: the boundary that a rerun of the prompt hits comes first.
+        """
         planned: list[SavePoint] = []
+        inside = [boundary for boundary in boundaries if boundary < request.prompt_tokens]
+        behind = [boundary for boundary in boundaries if boundary >= request.prompt_tokens]
         try:
-            for boundary_tokens in boundaries:
+            for boundary_tokens in (*reversed(inside), *behind):
                 save = self._holdings.plan_save(request, row, boundary_tokens)
                 if save is not None:
                     planned.append(save)
         except Exception:
             self._holdings.drop_saves(planned)
             raise
-        return planned
+        return sorted(planned, key=lambda save: save.boundary_tokens)
 
     def _give_up(self, request: Request, error: BaseException) -> None:
         """End a request for which an allocator raised."""

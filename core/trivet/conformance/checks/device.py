@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from trivet.capacity import Limits
 from trivet.conformance.bench import Bench
 from trivet.conformance.check import Measured, check
@@ -13,6 +15,9 @@ from trivet.conformance.failure import broken, expect
 from trivet.conformance.tiny import TinyModel
 from trivet.sampling.params import Sampling
 
+if TYPE_CHECKING:
+    from trivet.runtime.results import Completion
+
 SAMPLINGS = (
     Sampling(max_new_tokens=40),
     Sampling(max_new_tokens=40, temperature=0.8, seed=3),
@@ -20,8 +25,16 @@ SAMPLINGS = (
 )
 """What decode steps are asked for: nothing drawn; drawn; ordered, penalised and reported."""
 
+SHORT_PROMPTS = (1, 15, 17, 63)
+"""Tokens of prompts: a token beside the sizes that are captured, 16 and 64, and the shortest."""
+SHORT_PROMPT_LIMITS = Limits(max_requests=64, max_step_tokens=64, max_context=96, page_size=16)
+"""A prompt's size is captured only where as many requests may decode at once."""
+REPORTED = Sampling(max_new_tokens=8, logprobs=4)
+
 DEVICE_LOGPROB_NATS = 0.3
 """On average over a vocabulary; bfloat16 rounding alone is a sixth of that in the tiny models."""
+SHORT_PROMPT_NATS = 0.3
+"""Of the tokens that two bfloat16 runs report, whose attention is rounded at other places."""
 
 
 @check(
@@ -169,6 +182,68 @@ def graphs_change_nothing(bench: Bench) -> Measured:
 
 
 @check(
+    "device.short-prompts-replay/1",
+    "device",
+    "A short prompt that is served through a captured step gives the tokens that it gives without, unless two are about "
+    "as likely, and nearly the same log-probabilities.",
+    capability="cuda_graphs",
+    cause="a captured step freezes something that changes",
+)
+def short_prompts_replay(bench: Bench) -> Measured:
+    rng, tiny = bench.rng("short-prompts"), _captured(bench)
+    prompts = [bench.tokens(rng, tokens, tiny) for tokens in SHORT_PROMPTS]
+    answers, replayed = [], 0
+    for graphs in (False, True):
+        with bench.serve(tiny, limits=SHORT_PROMPT_LIMITS, cuda_graphs=graphs, prefix_cache=False) as served:
+            before = served.stats["graph_steps"]
+            requests = []
+            for prompt in prompts:  # each alone: a step of several is not replayed
+                requests.append(served.submit(prompt, REPORTED))
+                served.step()
+                replayed += served.stats["graph_steps"] - before
+                served.finish(requests[-1:])
+                before = served.stats["graph_steps"]
+            # Layers that take the rows of a step from the host are never captured for a prompt.
+            expected = len(prompts) if graphs and served.engine.cuts_inside else 0
+            expect(
+                replayed == expected,
+                observed=f"{replayed} of the steps of prompts of {SHORT_PROMPTS} tokens were replayed, with "
+                f"cuda_graphs={graphs}",
+                expected=str(expected),
+                cause="no step of a short prompt was captured, or the prompt was divided",
+            )
+            answers.append([request.completion for request in requests])
+    most = 0.0
+    for prompt, eager, captured in zip(prompts, *answers, strict=True):
+        apart = _apart_nats(eager, captured)
+        most = max(most, apart)
+        expect(
+            apart <= SHORT_PROMPT_NATS,
+            observed=f"{list(captured.token_ids)} behind a replayed prompt of {len(prompt)} tokens, log-probabilities "
+            f"off by up to {apart:.3g} nat",
+            expected=f"{list(eager.token_ids)}, as without graphs, and at most {SHORT_PROMPT_NATS} nat",
+            cause="the graph was captured with the context, pages or chunks of its capture, or padding tokens reach the "
+            "prompt's own: refill plans and tables in place before each replay",
+        )
+    return {"replayed": float(replayed), "logprob_nats": most}
+
+
+def _apart_nats(eager: Completion, other: Completion) -> float:
+    """The most that two answers are apart, up to the first place where their tokens are not the same.
+
+    Of tokens that both report, log-probabilities; where the tokens part, also how much less likely than `eager`'s the
+    other one is, which is infinite if `eager` does not report it.
+    """
+    most = 0.0
+    for ours, theirs in zip(eager.logprobs or (), other.logprobs or (), strict=False):
+        expected, found = dict(ours.top), dict(theirs.top)
+        most = max(most, *(abs(expected[token] - found[token]) for token in expected.keys() & found.keys()), 0.0)
+        if ours.token_id != theirs.token_id:
+            return max(most, ours.logprob - expected.get(theirs.token_id, float("-inf")))
+    return most
+
+
+@check(
     "device.pinned-policy/1",
     "device",
     pinned_policy.contract,
@@ -206,6 +281,7 @@ CHECKS = (
     device_decode_allocates_nothing,
     device_ledger_covers_the_peak,
     graphs_change_nothing,
+    short_prompts_replay,
     device_pinned_policy,
     device_warm_is_cold,
 )
