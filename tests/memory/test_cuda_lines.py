@@ -63,8 +63,11 @@ def test_a_path_that_does_not_capture_has_no_buckets() -> None:
     assert _graph_buckets(64, {ATTENTION: Selection(ReferencePath(), "for a test", ())}) == ()
 
 
+@pytest.mark.parametrize(("model", "parts"), [("qwen3-0.6b", 1), ("qwen3.5-4b", 3)])
 @pytest.mark.parametrize("device", ["h200", "a100"])
-def test_half_precision_is_planned_for_fused_kernels_and_single_precision_is_not(device: str) -> None:
-    half = trivet.plan_memory("qwen3-0.6b", device=device, dtype="bfloat16").line("activations").bytes
-    single = trivet.plan_memory("qwen3-0.6b", device=device, dtype="float32").line("activations").bytes
-    assert half < single
+def test_half_precision_is_planned_for_fused_kernels_and_single_precision_is_not(
+    device: str, model: str, parts: int
+) -> None:
+    half = trivet.plan_memory(model, device=device, dtype="bfloat16").line("activations").bytes
+    single = trivet.plan_memory(model, device=device, dtype="float32").line("activations").bytes
+    assert parts * half < single

@@ -11,14 +11,18 @@ import torch
 from tests.scheduler.fake_engine import World
 
 from trivet.attention import StepBatch
-from trivet.capacity import Limits
+from trivet.capacity import DeviceProfile, Limits
 from trivet.config.rope import Rope
 from trivet.errors import ConfigError
 from trivet.geometry import AttentionGeometry
 from trivet.ops.packed import PackedRows
+from trivet.plugin.manager import PluginManager
+from trivet.runtime.blueprint import Blueprint, draw_blueprint
 from trivet.runtime.capture import CapturedPlans
 from trivet.runtime.inputs import PROMPT_TABLE
-from trivet.runtime.short_prompts import PromptBucket, ShortPrompts
+from trivet.runtime.locate import locate_checkpoint
+from trivet.runtime.options import SizingOptions
+from trivet.runtime.short_prompts import PromptBucket, ShortPrompts, most_read_tokens
 from trivet.scheduler.plan import StepPlan
 
 ATTENTION = AttentionGeometry(2, 1, 4, Rope(theta=1e4, rotary_dim=4))
@@ -49,7 +53,7 @@ class Inputs:
         return torch.from_numpy(self.filled[name])
 
 
-def prompts_of(owner: Owner, inputs: Inputs) -> ShortPrompts:
+def prompts_of(owner: Owner, inputs: Inputs, most_read_tokens: int | None = None) -> ShortPrompts:
     prompts = ShortPrompts(
         CapturedPlans({ATTENTION: owner}, PADDING_PAGE),  # type: ignore[dict-item]
         inputs,  # type: ignore[arg-type]
@@ -57,12 +61,19 @@ def prompts_of(owner: Owner, inputs: Inputs) -> ShortPrompts:
         padding_slot=PADDING_SLOT,
         forward=lambda token_ids, slots, rows: token_ids,
         recurrent=True,
+        most_read_tokens=most_read_tokens,
     )
     for tokens in (16, 64):
         graph: Any = SimpleNamespace(replay=lambda: None)
         prompts._buckets[tokens] = PromptBucket(tokens, graph, torch.zeros(tokens, 1))
     prompts._sizes = (16, 64)
     return prompts
+
+
+def blueprint_of(name: str, policy: str) -> Blueprint:
+    """The sizes of a shipped geometry on an H200."""
+    options = SizingOptions(numeric_policy=policy)
+    return draw_blueprint(locate_checkpoint(name), options, DeviceProfile.named("h200"), PluginManager.discover())
 
 
 def planned(prompt: int, *, cached: int = 0, kind: str = "generate", others: int = 0, cuts: bool = False) -> StepPlan:
@@ -112,6 +123,22 @@ def test_every_token_of_a_short_prompt_attends_to_those_up_to_itself(prompt: int
 def test_other_steps_are_not_replayed_as_a_short_prompt(prompt: int, kind: str, others: int, cuts: bool) -> None:
     plan = planned(prompt, kind=kind, others=others, cuts=cuts)
     assert prompts_of(Owner(), Inputs()).bucket_of(plan) is None
+
+
+@pytest.mark.parametrize(("prompt", "cached"), [(40, 0), (44, 40)])
+def test_where_tokens_read_more_context_than_launches_cost_a_prompt_is_not_replayed(prompt: int, cached: int) -> None:
+    plan = planned(prompt, cached=cached)
+    read = (prompt - cached) * prompt
+    assert prompts_of(Owner(), Inputs(), read).bucket_of(plan) is not None
+    assert prompts_of(Owner(), Inputs(), read - 1).bucket_of(plan) is None
+
+
+def test_the_shipped_geometries_replay_a_short_rest_behind_a_prefix_of_4096_tokens() -> None:
+    for name in ("qwen3-14b", "qwen3.5-27b"):
+        tuned, pinned = (blueprint_of(name, policy) for policy in ("tuned", "pinned"))
+        bound = most_read_tokens(tuned)
+        assert bound is not None and 16 * (4096 + 16) <= bound < 64 * 32768
+        assert most_read_tokens(pinned) is None
 
 
 def test_a_decode_step_is_not_replayed_as_a_short_prompt() -> None:

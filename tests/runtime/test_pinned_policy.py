@@ -14,8 +14,10 @@ from trivet.attention.protocol import PathRequest, Verdict
 from trivet.attention.reference.path import ReferencePath
 from trivet.layers import linear, mlp
 from trivet.plugin.layers import Decoder, GatedMlp, Linear, Parameters, RmsNorm
+from trivet.runtime import blueprint
 
 LIMITS = trivet.Limits(max_requests=2, max_step_tokens=16, max_context=64, page_size=4)
+ROOMY = trivet.Limits(max_requests=2, max_step_tokens=66, max_context=64, page_size=4)
 
 
 class Product:
@@ -121,13 +123,14 @@ def test_the_policy_that_a_runtime_is_loaded_with_reaches_all_its_products(
 def test_a_model_with_recurrent_layers_is_planned_with_prompts_cut_at_whole_chunks(tmp_path: Path) -> None:
     checkpoint = make_checkpoint("qwen3.5", tmp_path, head_dim=64)
     settings = {"device": "h200", "dtype": "bfloat16", "numeric_policy": "pinned"}
-    roomy = trivet.Limits(max_requests=2, max_step_tokens=66, max_context=64, page_size=4)
-    assert trivet.plan_memory(checkpoint, limits=roomy, **settings).kv_pages > 0
-    with pytest.raises(trivet.ConfigError, match=r"max_step_tokens is 16, expected at least 66.*multiples of 64 tokens"):
+    assert trivet.plan_memory(checkpoint, limits=ROOMY, **settings).kv_pages > 0
+    with pytest.raises(
+        trivet.ConfigError, match=r"max_step_tokens is 16, expected at least 66.*multiples of 64 tokens"
+    ):
         trivet.plan_memory(checkpoint, limits=LIMITS, **settings)
     with pytest.raises(trivet.ConfigError, match="snapshot_stride is 32, expected a multiple of 64"):
-        trivet.plan_memory(checkpoint, limits=roomy, snapshot_stride=32, **settings)
-    uncached = trivet.plan_memory(checkpoint, limits=roomy, snapshot_stride=32, prefix_cache=False, **settings)
+        trivet.plan_memory(checkpoint, limits=ROOMY, snapshot_stride=32, **settings)
+    uncached = trivet.plan_memory(checkpoint, limits=ROOMY, snapshot_stride=32, prefix_cache=False, **settings)
     assert uncached.kv_pages > 0
 
 
@@ -136,10 +139,37 @@ def test_recurrent_layers_that_compute_by_torch_operations_are_refused_at_load(
 ) -> None:
     monkeypatch.setattr(ReferencePath, "usable", lambda path, need: Verdict(True, "a test wants it"))
     checkpoint = make_checkpoint("qwen3.5", tmp_path)
-    roomy = trivet.Limits(max_requests=2, max_step_tokens=66, max_context=64, page_size=4)
-    settings = {"limits": roomy, "snapshot_stride": 64, "numeric_policy": "pinned", "dtype": "float32"}
+    settings = {"limits": ROOMY, "snapshot_stride": 64, "numeric_policy": "pinned", "dtype": "float32"}
+    monkeypatch.setattr(blueprint, "chunk_kernels_missing", lambda device, dtype, layers: None)
     with pytest.raises(trivet.ConfigError, match=r"recurrent layers of model type .* do not go through the kernels"):
         trivet.Runtime.load(checkpoint, device="cpu", **settings)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "settings", "missing"),
+    [
+        ({}, {"device": "cpu", "dtype": "bfloat16"}, "cpu is none"),
+        ({}, {"device": "h200", "dtype": "float32"}, "served in float32"),
+        ({"linear_key_head_dim": 320}, {"device": "h200", "dtype": "bfloat16"}, "up to 256 elements.* some of 320"),
+    ],
+)
+def test_recurrent_layers_without_chunk_kernels_are_refused_before_anything_is_loaded(
+    sizes: dict[str, int], settings: dict[str, str], missing: str, tmp_path: Path
+) -> None:
+    checkpoint = make_checkpoint("qwen3.5", tmp_path, head_dim=64, **sizes)
+    with pytest.raises(trivet.ConfigError, match=f"'pinned': the [0-9]+ recurrent layers .*{missing}.*'tuned'"):
+        trivet.plan_memory(checkpoint, limits=ROOMY, numeric_policy="pinned", **settings)
+
+
+@pytest.mark.parametrize(("page_size", "stride"), [(1, 256), (16, 256), (48, 384), (100, 1600)])
+def test_the_default_snapshot_stride_is_whole_pages_and_whole_chunks(
+    page_size: int, stride: int, tmp_path: Path
+) -> None:
+    checkpoint = make_checkpoint("qwen3.5", tmp_path, head_dim=64)
+    limits = trivet.Limits(max_requests=2, max_step_tokens=66, max_context=2 * page_size, page_size=page_size)
+    settings = {"device": "h200", "dtype": "bfloat16", "limits": limits, "numeric_policy": "pinned"}
+    line = trivet.plan_memory(checkpoint, **settings).line("snapshots")
+    assert line.source.endswith(f"at multiples of {stride} tokens")
 
 
 def test_a_model_of_attention_alone_is_planned_on_the_pinned_path(tmp_path: Path) -> None:

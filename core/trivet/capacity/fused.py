@@ -1,4 +1,4 @@
-"""Which kernels are going to serve, before any is imported: fused ones, or torch's operations. Free of torch and Triton.
+"""Which kernels are going to serve, fused ones or torch's operations, said before any is imported.
 
 The bound on temporaries, the captured prompts and the refusals of the pinned policy go by what is said here.
 """

@@ -12,6 +12,7 @@ from attrs import field, frozen
 
 from trivet import checked
 from trivet.capacity.device import DeviceProfile
+from trivet.capacity.fused import chunk_kernels_missing
 from trivet.capacity.limits import Limits
 from trivet.errors import ConfigError
 from trivet.geometry import AttentionGeometry, ModelGeometry
@@ -192,7 +193,10 @@ class RuntimeCapacity:
         """Tokens of the captured steps of one short prompt, ascending.
 
         Each token takes a row of the attention plans, so that only numbers of decode rows that are captured are there.
+        Recurrent layers are captured with their chunk kernels alone: without them there are none.
         """
+        if self.geometry.hybrid and chunk_kernels_missing(self.device, self.dtype, self.geometry.layers) is not None:
+            return ()
         return tuple(size for size in self.graph_buckets if size in SHORT_PROMPTS and size <= self.step_tokens)
 
     def plan(self, attention: AttentionGeometry) -> PlanCapacity:

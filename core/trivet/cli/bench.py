@@ -11,6 +11,7 @@ from attrs import fields
 from click.core import ParameterSource
 
 from trivet.capacity.limits import Limits
+from trivet.capacity.plan import NUMERIC_POLICIES
 from trivet.cli.debug import debug_option
 from trivet.cli.sizing import COUNT, sizing_arguments, sizing_options
 
@@ -80,6 +81,7 @@ def _runtime_options(command: Command) -> Command:
         click.option("--device", metavar="NAME", help="cpu, cuda or cuda:1; CUDA if there is one by default."),
         click.option("--weights", type=click.Choice(["checkpoint", "random"]), help="Where the weights come from."),
         click.option("--attention", metavar="NAME", help="Attention backend; chosen by predicates by default."),
+        click.option("--numeric-policy", type=click.Choice(NUMERIC_POLICIES), help="Tuned by default."),
         sizing_options,
     ]
     for option in reversed(options):

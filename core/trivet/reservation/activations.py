@@ -7,20 +7,17 @@ what sampling takes, whichever is more. On a CUDA device the allocator rounds up
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 from attrs import frozen
 
 from trivet import checked
 from trivet.capacity import RuntimeCapacity
+from trivet.capacity.fused import chunk_kernels_missing, fused_kernels_missing
 from trivet.dtypes import item_bytes
 from trivet.geometry import AttentionGeometry, LayerGeometry
-from trivet.reservation.recurrent import FLOAT32_BYTES, recurrent_bytes
+from trivet.reservation.recurrent import FLOAT32_BYTES, INDEX_BYTES, fused_recurrent_bytes, recurrent_bytes
 
 ROUNDING_SHARE = 8
 """An eighth of the temporaries, on a CUDA device: segments of the allocator that they do not fill."""
-
-FUSED_DTYPES = ("bfloat16", "float16")
 
 
 @frozen
@@ -48,56 +45,64 @@ OF_FUSED_KERNELS = TokenCopies(stream=2, stream_float32=0, mlp=3, heads=5, heads
 
 
 def token_copies(capacity: RuntimeCapacity) -> TokenCopies:
-    """What the layers keep alive: fused kernels serve half precision on a CUDA device that has Triton.
-
-    On a device that is not here Triton is supposed to be there.
-    """
-    device = capacity.device
-    fused = device.kind == "cuda" and capacity.dtype in FUSED_DTYPES
-    if fused and device.present:
-        fused = find_spec("triton") is not None
-    return OF_FUSED_KERNELS if fused else OF_OPERATIONS
+    """What the layers keep alive, by the kernels that are going to serve."""
+    return OF_OPERATIONS if fused_kernels_missing(capacity.device, capacity.dtype) else OF_FUSED_KERNELS
 
 
-def activation_bytes(capacity: RuntimeCapacity, attention_scratch_bytes: int, sampler_scratch_bytes: int) -> int:
+def activation_bytes(
+    capacity: RuntimeCapacity, attention_scratch_bytes: int, sampler_scratch_bytes: int, grain_tokens: int = 1
+) -> int:
     """Bound on the temporaries of one step, in bytes.
 
     Args:
         attention_scratch_bytes: the scratch of all decode paths that serve. Each may keep some of it from one layer to
             the next.
         sampler_scratch_bytes: what sampling or scoring holds beside the logits.
+        grain_tokens: at whose multiples the prefix cache keeps recurrent states.
     """
-    held, widest = _layers_bytes(capacity)
+    held, widest = _layers_bytes(capacity, grain_tokens)
     logits = _logits_bytes(capacity) + sampler_scratch_bytes
     terms = (held, max(widest, logits), attention_scratch_bytes)
     total = checked.sum_bytes("activations", terms)
     return total + total // ROUNDING_SHARE if capacity.device.kind == "cuda" else total
 
 
-def forward_bytes(capacity: RuntimeCapacity, attention_scratch_bytes: int) -> int:
-    """The same without logits and sampling: bound on the temporaries of the layers."""
-    return checked.sum_bytes("activations", (*_layers_bytes(capacity), attention_scratch_bytes))
+def forward_bytes(capacity: RuntimeCapacity, attention_scratch_bytes: int, *, decode: bool = False) -> int:
+    """The same without logits and sampling: bound on the temporaries of the layers.
+
+    Args:
+        decode: whether every row of the step is a decode row.
+    """
+    return checked.sum_bytes("activations", (*_layers_bytes(capacity, decode=decode), attention_scratch_bytes))
 
 
-def _layers_bytes(capacity: RuntimeCapacity) -> tuple[int, int]:
+def _layers_bytes(capacity: RuntimeCapacity, grain_tokens: int = 1, *, decode: bool = False) -> tuple[int, int]:
     """What is held from layer to layer, and what the layer that takes most takes on top of it."""
     width, copies = item_bytes(capacity.dtype), token_copies(capacity)
     geometry, tokens = capacity.geometry, capacity.step_tokens
     stream = tokens * geometry.hidden_size * (copies.stream * width + copies.stream_float32 * FLOAT32_BYTES)
     rotations = sum(2 * tokens * plan.attention.rope.rotary_dim * width for plan in capacity.plans)
     mlp = tokens * geometry.intermediate_size * copies.mlp * width
-    layers = (_layer_bytes(layer, capacity, width, copies) for layer in set(geometry.layers))
-    return stream + rotations, max(mlp, *layers)
+    indices = (tokens + 2 * capacity.step_rows) * INDEX_BYTES  # token ids, and slots
+    layers = (_layer_bytes(layer, capacity, width, copies, grain_tokens, decode) for layer in set(geometry.layers))
+    widest = max(layers)
+    if geometry.hybrid and chunk_kernels_missing(capacity.device, capacity.dtype, geometry.layers) is None:
+        # torch's allocator does not put together what a recurrent layer leaves: an MLP's few larger blocks are new.
+        widest += mlp
+    return stream + rotations + indices, max(mlp, widest)
 
 
-def _layer_bytes(layer: LayerGeometry, capacity: RuntimeCapacity, width: int, copies: TokenCopies) -> int:
-    tokens = capacity.step_tokens
+def _layer_bytes(
+    layer: LayerGeometry, capacity: RuntimeCapacity, width: int, copies: TokenCopies, grain_tokens: int, decode: bool
+) -> int:
+    tokens, rows = capacity.step_tokens, capacity.step_rows
     if isinstance(layer, AttentionGeometry):
         # projections (with an output gate), normalised and rotated queries and keys, and their float32 forms
         each = copies.heads * width + copies.heads_float32 * FLOAT32_BYTES
         return tokens * (layer.query_elements + layer.kv_elements) * each
-    longest_row_tokens = min(tokens, capacity.limits.max_context)
-    return recurrent_bytes(layer, tokens, capacity.step_rows, longest_row_tokens, width)
+    if chunk_kernels_missing(capacity.device, capacity.dtype, (layer,)) is None:
+        return fused_recurrent_bytes(layer, tokens, rows, 0 if decode else rows, width, grain_tokens)
+    return recurrent_bytes(layer, tokens, rows, min(tokens, capacity.limits.max_context), width)
 
 
 def _logits_bytes(capacity: RuntimeCapacity) -> int:

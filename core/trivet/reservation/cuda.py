@@ -31,17 +31,20 @@ GRAPH_DRIVER_BYTES, GRAPH_LAYER_BYTES = 80 * MIB, MIB // 16
 def graph_pool_bytes(capacity: RuntimeCapacity, sampler_scratch_bytes: int) -> int:
     """Bound on the memory pool of all graphs, in bytes: what every step leaves, and temporaries of the largest step.
 
-    A decode step leaves logits, a prompt's the hidden states of its tokens. Temporaries are of a step's layers or of
-    its sampling, whichever take more.
+    A decode step leaves logits, a prompt's the hidden states of its tokens. Temporaries are of the layers of a decode
+    step, of those of a prompt, and of sampling: what one of them frees need not be large enough for another.
     """
     if not capacity.graph_buckets:
         return 0
     largest = capacity.graph_buckets[-1]
-    step = evolve(capacity, step_tokens=largest, step_rows=largest, logit_rows=largest)
     logits = sum(capacity.graph_buckets) * capacity.geometry.vocab_size * item_bytes(capacity.dtype)
     hidden = sum(capacity.prompt_buckets) * capacity.geometry.hidden_size * item_bytes(capacity.dtype)
     attended = sum(largest * plan.attention.query_elements * item_bytes(capacity.dtype) for plan in capacity.plans)
-    temporaries = max(forward_bytes(step, attended), sampler_scratch_bytes)
+    decode = evolve(capacity, step_tokens=largest, step_rows=largest, logit_rows=largest)
+    temporaries = forward_bytes(decode, attended, decode=True) + sampler_scratch_bytes
+    if capacity.prompt_buckets:
+        prompt = evolve(capacity, step_tokens=capacity.prompt_buckets[-1], step_rows=1, logit_rows=1)
+        temporaries += forward_bytes(prompt, attended)
     return checked.sum_bytes("CUDA graph pool", (temporaries, logits, hidden, GRAPH_POOL_SLACK_BYTES))
 
 

@@ -1,8 +1,10 @@
 """A planned bound on the temporaries of one recurrent layer in the worst step.
 
-The terms follow `trivet.ops.convolution`, `trivet.ops.gated_delta` and the gated norm behind them, stage by stage: what
-a stage keeps alive at once beside what the layer holds throughout. Operations that copy an argument inside themselves
-are allowed one such copy. The chunked kernels of a CUDA device, `trivet.ops.fused.delta_chunks`, are one more stage.
+Where torch's operations compute, the terms follow `trivet.ops.convolution`, `trivet.ops.gated_delta` and the gated norm
+behind them, stage by stage: what a stage keeps alive at once beside what the layer holds throughout. Operations that
+copy an argument inside themselves are allowed one such copy.
+
+Where the fused kernels serve, the terms are their tensors.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ MOST_CUTS_PER_ROW = 2
 asks for (`trivet.scheduler.bounds.SNAPSHOT_PAUSES`)."""
 
 LEAST_TILE = 16
-"""Least dimension of a matrix instruction."""
+"""Least dimension of a matrix instruction, in those kernels."""
 
 FLOAT32_BYTES = item_bytes("float32")
 INDEX_BYTES = item_bytes("int64")
@@ -42,7 +44,7 @@ def chunk_table_parts(rows: int, segments: int, chunks: int) -> tuple[int, ...]:
 
 
 def recurrent_bytes(layer: RecurrentGeometry, tokens: int, rows: int, longest_row_tokens: int, width: int) -> int:
-    """Bound on the temporaries of `layer`, in bytes.
+    """Bound on the temporaries of `layer` by torch's operations, in bytes.
 
     Args:
         tokens, rows: of the worst step.
@@ -61,9 +63,53 @@ def recurrent_bytes(layer: RecurrentGeometry, tokens: int, rows: int, longest_ro
         _chunk_bytes(layer, tokens, min(rows, tokens // 2), min(longest_row_tokens, SHORT_TOKENS)),
         _chunk_bytes(layer, tokens, min(rows, tokens // (SHORT_TOKENS + 1)), longest_row_tokens),
         gated_norm,
-        _device_chunk_bytes(layer, tokens, rows, width),
     )
     return held + states + max(stages)
+
+
+def fused_recurrent_bytes(
+    layer: RecurrentGeometry, tokens: int, rows: int, chunked_rows: int, width: int, grain_tokens: int = 1
+) -> int:
+    """Bound on the temporaries of `layer` by the fused kernels, in bytes.
+
+    Decode rows go first, through `trivet.ops.fused.delta_decode`; the others through `trivet.ops.fused.delta_chunks`.
+
+    Args:
+        tokens, rows: of the worst step.
+        chunked_rows: most rows that are no decode rows.
+        width: bytes of one element of the served dtype.
+        grain_tokens: at whose multiples states are kept.
+    """
+    projected = layer.conv_channels + layer.value_elements + 2 * layer.value_heads
+    held = tokens * (projected + layer.value_elements) * width
+    prepared = rows * (layer.conv_channels + 2 * layer.value_heads) * FLOAT32_BYTES
+    if not chunked_rows:
+        return held + prepared
+    segments = min((1 + MOST_CUTS_PER_ROW) * chunked_rows, tokens)
+    chunks = most_device_chunks(tokens, chunked_rows, grain_tokens)
+    table = sum(chunk_table_parts(chunked_rows, segments, chunks)) * INDEX_BYTES
+    return held + table + max(prepared, _device_chunk_bytes(layer, tokens, chunks, width))
+
+
+def most_device_chunks(tokens: int, rows: int, grain_tokens: int) -> int:
+    """Most chunks of `rows` rows, `tokens` together, that are cut at multiples of `grain_tokens` of their contexts.
+
+    The last chunk of a segment may hold one token. Between two cuts of a row lie whole grains, though, so that the last
+    chunk there lacks no more tokens than a multiple of the grain may be short of whole chunks.
+    """
+    lacking = DEVICE_CHUNK_TOKENS - math.gcd(grain_tokens, DEVICE_CHUNK_TOKENS)
+    lacking = 2 * (DEVICE_CHUNK_TOKENS - 1) + (MOST_CUTS_PER_ROW - 1) * lacking
+    return min(tokens, (tokens + rows * lacking) // DEVICE_CHUNK_TOKENS)
+
+
+def _device_chunk_bytes(layer: RecurrentGeometry, tokens: int, chunks: int, width: int) -> int:
+    """Of the chunked kernels, in the order in which they make their tensors."""
+    unit_length, values = 2 * tokens * layer.key_elements, tokens * layer.value_elements
+    gates = 2 * tokens * layer.value_heads * FLOAT32_BYTES
+    readers, written = tokens * layer.value_heads * layer.key_dim, tokens * layer.value_elements
+    systems = tokens * layer.value_heads * DEVICE_CHUNK_TOKENS  # gone before there are states
+    states = chunks * math.prod(layer.state_shape)
+    return gates + (unit_length + values + readers + written + max(systems, states)) * width
 
 
 def _convolution_bytes(layer: RecurrentGeometry, tokens: int, rows: int, width: int) -> int:
@@ -80,24 +126,6 @@ def _single_token_bytes(layer: RecurrentGeometry, rows: int, width: int) -> int:
     keys = 2 * layer.key_dim * (width + FLOAT32_BYTES)
     values = layer.value_dim * (width + 6 * FLOAT32_BYTES)
     return rows * layer.value_heads * (keys + values + 8 * FLOAT32_BYTES)
-
-
-def _device_chunk_bytes(layer: RecurrentGeometry, tokens: int, rows: int, width: int) -> int:
-    """Of the chunked kernels, which serve heads of whole matrix tiles in half precision; 0 for other layers.
-
-    Rows are in segments between the places at which their state is kept, and a segment has a last chunk that may not
-    be whole. The convolved inputs are among what `recurrent_bytes` counts throughout.
-    """
-    if width >= FLOAT32_BYTES or min(layer.key_dim, layer.value_dim) < LEAST_TILE:
-        return 0
-    segments = min((1 + MOST_CUTS_PER_ROW) * rows, tokens)
-    heads, chunks = layer.value_heads, tokens // DEVICE_CHUNK_TOKENS + segments
-    gates = tokens * heads * 2 * FLOAT32_BYTES
-    systems = tokens * heads * DEVICE_CHUNK_TOKENS
-    readers, written = tokens * heads * layer.key_dim, tokens * layer.value_elements
-    states = chunks * math.prod(layer.state_shape)
-    indices = sum(chunk_table_parts(rows, segments, chunks)) * INDEX_BYTES
-    return gates + (systems + readers + written + states) * width + indices
 
 
 def _chunk_bytes(layer: RecurrentGeometry, tokens: int, rows: int, longest_row_tokens: int) -> int:

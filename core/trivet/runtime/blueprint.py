@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -17,6 +18,7 @@ from trivet.attention import PathRequest, Selection, select_path
 from trivet.caches.kv import kv_layout
 from trivet.caches.state import PADDING_SLOTS, snapshots_within, state_layout
 from trivet.capacity import DeviceProfile, Limits, RuntimeCapacity, TileShape
+from trivet.capacity.fused import chunk_kernels_missing
 from trivet.config.document import ConfigDocument
 from trivet.errors import ConfigError, PluginError
 from trivet.geometry import AttentionGeometry, ModelGeometry
@@ -114,6 +116,7 @@ def draw_blueprint(directory: Path, options: SizingOptions, device: DeviceProfil
             geometry.max_positions,
         )
     dtype = options.dtype or geometry.dtype
+    _require_pinned_layers(geometry, device, dtype, options)
     selections = _select_paths(family, plugins, geometry, limits, device, dtype, options)
     capacity = RuntimeCapacity.of(
         geometry,
@@ -124,8 +127,8 @@ def draw_blueprint(directory: Path, options: SizingOptions, device: DeviceProfil
         numeric_policy=options.numeric_policy,
         graph_buckets=_graph_buckets(limits.step_rows, selections) if _captures(device, options) else (),
     )
-    grain_tokens = _prefix_grain(geometry, limits, device, options.snapshot_stride)
     grid_tokens = _prefill_grid(geometry, options)
+    grain_tokens = _prefix_grain(geometry, limits, device, options.snapshot_stride, grid_tokens)
     check_grid(limits, grain_tokens if options.prefix_cache else grid_tokens, grid_tokens)
     budget_bytes = options.budget_bytes(device.memory_bytes)
     weight_map = _given(family, "weight_map", WeightMap, lambda: family.weight_map(geometry))
@@ -142,7 +145,7 @@ def draw_blueprint(directory: Path, options: SizingOptions, device: DeviceProfil
     sampling_bytes = sampler_scratch_bytes(capacity.logit_rows, geometry.vocab_size, device.kind)
     activations = LedgerLine(
         "activations",
-        activation_bytes(capacity, scratch_bytes, sampling_bytes),
+        activation_bytes(capacity, scratch_bytes, sampling_bytes, grain_tokens),
         f"planned bound for a step of {capacity.step_tokens} tokens",
         owned=False,
         lower="max_step_tokens",
@@ -214,6 +217,19 @@ def _require_capabilities(
             family.require(capability)
 
 
+def _require_pinned_layers(geometry: ModelGeometry, device: DeviceProfile, dtype: str, options: SizingOptions) -> None:
+    """Refuse the pinned policy, before anything is loaded, where recurrent layers would compute by torch operations."""
+    if options.numeric_policy != "pinned" or not geometry.hybrid:
+        return
+    missing = chunk_kernels_missing(device, dtype, geometry.layers)
+    if missing is not None:
+        raise ConfigError(
+            f"numeric_policy='pinned': the {len(geometry.recurrent_layers)} recurrent layers of model type "
+            f"{geometry.model_type!r} want the chunk kernels, whose results do not depend on the batch, and these do "
+            f"not serve: {missing}; use numeric_policy='tuned'"
+        )
+
+
 def _default_limits(geometry: ModelGeometry, device: DeviceProfile) -> Limits:
     if device.kind == "cpu":
         return Limits(max_requests=8, max_step_tokens=256, max_context=min(geometry.max_positions, 2048), page_size=16)
@@ -263,13 +279,14 @@ def _tiles(selections: dict[AttentionGeometry, Selection]) -> Callable[[Attentio
     return lambda attention: selections[attention].path.tile(attention)
 
 
-def _prefix_grain(geometry: ModelGeometry, limits: Limits, device: DeviceProfile, stride: int | None) -> int:
+def _prefix_grain(
+    geometry: ModelGeometry, limits: Limits, device: DeviceProfile, stride: int | None, grid_tokens: int
+) -> int:
     if not geometry.hybrid:
         return limits.page_size
     if stride is None:
-        if device.kind == "cpu":
-            return limits.page_size
-        return -(-CUDA_SNAPSHOT_STRIDE // limits.page_size) * limits.page_size
+        least = math.lcm(limits.page_size, grid_tokens)  # a snapshot lies where a page ends, and where prompts are cut
+        return least if device.kind == "cpu" else checked.ceil_div(CUDA_SNAPSHOT_STRIDE, least) * least
     if stride % limits.page_size:
         raise ConfigError(
             f"snapshot_stride is {stride}, expected a multiple of page_size {limits.page_size}: a hit ends where both "

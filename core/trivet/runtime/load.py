@@ -134,8 +134,8 @@ def _assemble(
     if blueprint.prefill_grid_tokens > 1 and not profile.cuts_inside:
         raise ConfigError(
             f"numeric_policy='pinned': recurrent layers of model type {geometry.model_type!r} do not go through the "
-            f"kernels whose results do not depend on the batch; expected fla-core beside Triton (pip install "
-            "'trivet[cuda]') and a family whose layers use StepContext.delta_rule_projected; use numeric_policy='tuned'"
+            "kernels whose results do not depend on the batch, though these are there; expected a family whose layers "
+            "use StepContext.delta_rule_projected; use numeric_policy='tuned'"
         )
     owners = {}
     for plan in capacity.plans:

@@ -29,12 +29,13 @@ SHORT_PROMPTS = (1, 15, 17, 63)
 """Tokens of prompts: a token beside the sizes that are captured, 16 and 64, and the shortest."""
 SHORT_PROMPT_LIMITS = Limits(max_requests=64, max_step_tokens=64, max_context=96, page_size=16)
 """A prompt's size is captured only where as many requests may decode at once."""
-REPORTED = Sampling(max_new_tokens=8, logprobs=4)
+REPORTED = Sampling(max_new_tokens=8, logprobs=16)
 
 DEVICE_LOGPROB_NATS = 0.3
 """On average over a vocabulary; bfloat16 rounding alone is a sixth of that in the tiny models."""
 SHORT_PROMPT_NATS = 0.3
-"""Of the tokens that two bfloat16 runs report, whose attention is rounded at other places."""
+"""Of the tokens that two bfloat16 runs report: their attention rounds at other places. bfloat16 and float32 are up to
+0.1 apart on a CPU, in the tiny models whose steps are captured."""
 
 
 @check(
@@ -184,8 +185,8 @@ def graphs_change_nothing(bench: Bench) -> Measured:
 @check(
     "device.short-prompts-replay/1",
     "device",
-    "A short prompt that is served through a captured step gives the tokens that it gives without, unless two are about "
-    "as likely, and nearly the same log-probabilities.",
+    "A short prompt that is served through a captured step gives the tokens that it gives without, unless two are "
+    "about as likely, and nearly the same log-probabilities.",
     capability="cuda_graphs",
     cause="a captured step freezes something that changes",
 )
@@ -195,14 +196,21 @@ def short_prompts_replay(bench: Bench) -> Measured:
     answers, replayed = [], 0
     for graphs in (False, True):
         with bench.serve(tiny, limits=SHORT_PROMPT_LIMITS, cuda_graphs=graphs, prefix_cache=False) as served:
-            before = served.stats["graph_steps"]
-            requests = []
+            requests, replayed = [], 0
             for prompt in prompts:  # each alone: a step of several is not replayed
+                before = served.stats["graph_steps"]
                 requests.append(served.submit(prompt, REPORTED))
                 served.step()
                 replayed += served.stats["graph_steps"] - before
                 served.finish(requests[-1:])
-                before = served.stats["graph_steps"]
+                error = requests[-1].completion.error
+                expect(
+                    error is None,
+                    observed=f"a prompt of {len(prompt)} tokens ended with {type(error).__name__}: {error}, with "
+                    f"cuda_graphs={graphs}",
+                    expected="an answer",
+                    cause="the family's layers raise in a captured step, or its logits are not finite there",
+                )
             # Layers that take the rows of a step from the host are never captured for a prompt.
             expected = len(prompts) if graphs and served.engine.cuts_inside else 0
             expect(
@@ -222,8 +230,8 @@ def short_prompts_replay(bench: Bench) -> Measured:
             observed=f"{list(captured.token_ids)} behind a replayed prompt of {len(prompt)} tokens, log-probabilities "
             f"off by up to {apart:.3g} nat",
             expected=f"{list(eager.token_ids)}, as without graphs, and at most {SHORT_PROMPT_NATS} nat",
-            cause="the graph was captured with the context, pages or chunks of its capture, or padding tokens reach the "
-            "prompt's own: refill plans and tables in place before each replay",
+            cause="the graph was captured with the context, pages or chunks of its capture, or padding tokens reach "
+            "the prompt's own: refill plans and tables in place before each replay",
         )
     return {"replayed": float(replayed), "logprob_nats": most}
 
@@ -235,7 +243,8 @@ def _apart_nats(eager: Completion, other: Completion) -> float:
     other one is, which is infinite if `eager` does not report it.
     """
     most = 0.0
-    for ours, theirs in zip(eager.logprobs or (), other.logprobs or (), strict=False):
+    assert eager.logprobs is not None and other.logprobs is not None
+    for ours, theirs in zip(eager.logprobs, other.logprobs, strict=False):  # an end token ends one of them earlier
         expected, found = dict(ours.top), dict(theirs.top)
         most = max(most, *(abs(expected[token] - found[token]) for token in expected.keys() & found.keys()), 0.0)
         if ours.token_id != theirs.token_id:

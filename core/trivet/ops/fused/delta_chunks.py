@@ -14,7 +14,6 @@ the functions around them:
 from __future__ import annotations
 
 from functools import cache
-from importlib import metadata, util
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ import triton
 from attrs import field, frozen
 from torch import Tensor
 
+from trivet.capacity.fused import MOST_HEAD_WIDTH, missing_fla
 from trivet.geometry import RecurrentGeometry
 from trivet.launch import lean
 from trivet.ops.fused.delta_inputs import delta_inputs
@@ -30,31 +30,11 @@ from trivet.ops.fused.gated_norm import gated_rms_norm
 from trivet.ops.packed import ChunkTable
 from trivet.reservation.recurrent import LEAST_TILE
 
-DISTRIBUTION = "fla-core"
-TESTED_VERSION = "0.6.0"
-"""The one version whose kernels are launched."""
-
 SOLVED_BLOCK = 16
 """Tokens of a diagonal block of a chunk's triangular system (``BC``)."""
 
 WRITTEN_BLOCK = 64
 """Key or value dimensions that the kernel of the writes takes at once (``BK``, ``BV``)."""
-
-MOST_KEY_DIM = 256
-
-
-def missing_fla() -> str | None:
-    """Why the library cannot be used on this machine, or None if it can."""
-    wanted = f"{DISTRIBUTION} {TESTED_VERSION}"
-    if util.find_spec("fla") is None:
-        return f"{wanted} is not installed: pip install 'trivet[cuda]'"
-    try:
-        found = metadata.version(DISTRIBUTION)
-    except metadata.PackageNotFoundError:
-        return f"a module named fla is there, but not the distribution {wanted}: pip install 'trivet[cuda]'"
-    if found != TESTED_VERSION:
-        return f"{DISTRIBUTION} {found} is installed, and only {TESTED_VERSION} is tested: pip install 'trivet[cuda]'"
-    return None
 
 
 @frozen
@@ -120,7 +100,7 @@ def _fitted(config: dict[str, int], key_dim: int, value_dim: int) -> dict[str, i
 
 def chunks_serve(recurrent: RecurrentGeometry) -> bool:
     """Whether the kernels are there and take heads of these widths."""
-    return max(recurrent.key_dim, recurrent.value_dim) <= MOST_KEY_DIM and chunk_kernels() is not None
+    return max(recurrent.key_dim, recurrent.value_dim) <= MOST_HEAD_WIDTH and chunk_kernels() is not None
 
 
 def chunked_delta_rule(
