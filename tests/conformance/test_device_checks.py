@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 import pytest
 
+from trivet.capacity import RuntimeCapacity
 from trivet.conformance import Asked, Broken, Kit
 from trivet.conformance.checks import device
 from trivet.conformance.served import Served
@@ -55,10 +56,10 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
                 found = serve(*arguments, **options)
                 if cuda_graphs:
                     found.__class__ = kind
-                    found.engine.cuts_inside = True
                 return found
 
             monkeypatch.setattr(bench, "serve", served)
+            monkeypatch.setattr(RuntimeCapacity, "prompt_buckets", (16, 64))
             monkeypatch.setattr(device, "_captured", lambda bench: bench.tiny())
             return device.short_prompts_replay.run(bench)
 

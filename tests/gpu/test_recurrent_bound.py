@@ -153,7 +153,13 @@ def test_the_worst_mix_takes_what_was_planned(recurrent: RecurrentGeometry, mix:
 def test_captured_steps_keep_no_more_alive_than_was_planned_for_their_pool(recurrent: RecurrentGeometry) -> None:
     device, limits = DeviceProfile.named("h200"), Limits(16, 64, 256, 16)
     capacity = RuntimeCapacity.of(
-        model_of(recurrent), limits, device, dtype=DTYPE, tile_of=lambda _: TileShape(1, 1), graph_buckets=(1, 4, 16)
+        model_of(recurrent),
+        limits,
+        device,
+        dtype=DTYPE,
+        tile_of=lambda _: TileShape(1, 1),
+        graph_buckets=(1, 4, 16),
+        fused_recurrence=True,
     )
     assert capacity.prompt_buckets == (16,)
     left_bytes = sum(capacity.graph_buckets) * capacity.geometry.vocab_size * WIDTH

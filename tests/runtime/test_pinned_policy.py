@@ -134,14 +134,14 @@ def test_a_model_with_recurrent_layers_is_planned_with_prompts_cut_at_whole_chun
     assert uncached.kv_pages > 0
 
 
-def test_recurrent_layers_that_compute_by_torch_operations_are_refused_at_load(
+def test_a_family_that_promises_fused_recurrence_and_computes_by_torch_operations_is_blamed_at_load(
     products: list[Product], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ReferencePath, "usable", lambda path, need: Verdict(True, "a test wants it"))
     checkpoint = make_checkpoint("qwen3.5", tmp_path)
     settings = {"limits": ROOMY, "snapshot_stride": 64, "numeric_policy": "pinned", "dtype": "float32"}
     monkeypatch.setattr(blueprint, "chunk_kernels_missing", lambda device, dtype, layers: None)
-    with pytest.raises(trivet.ConfigError, match=r"recurrent layers of model type .* do not go through the kernels"):
+    with pytest.raises(trivet.PluginError, match=r"says fused_recurrence, and .* did not go through the kernels"):
         trivet.Runtime.load(checkpoint, device="cpu", **settings)
 
 

@@ -12,7 +12,6 @@ from attrs import field, frozen
 
 from trivet import checked
 from trivet.capacity.device import DeviceProfile
-from trivet.capacity.fused import chunk_kernels_missing
 from trivet.capacity.limits import Limits
 from trivet.errors import ConfigError
 from trivet.geometry import AttentionGeometry, ModelGeometry
@@ -128,6 +127,7 @@ class RuntimeCapacity:
         dtype: dtype of weights, activations and KV cache.
         numeric_policy: ``"tuned"`` or ``"pinned"``.
         graph_buckets: batch sizes with a captured CUDA graph, ascending; empty without graphs.
+        fused_recurrence: whether recurrent layers, of which there are some, are served by fused kernels alone.
         plans: one per distinct attention geometry, in order of first use.
         step_tokens: tokens that one step may compute.
         step_rows: rows that one step may hold.
@@ -140,6 +140,7 @@ class RuntimeCapacity:
     dtype: str
     numeric_policy: str
     graph_buckets: tuple[int, ...]
+    fused_recurrence: bool
     plans: tuple[PlanCapacity, ...]
     step_tokens: int
     step_rows: int
@@ -156,6 +157,7 @@ class RuntimeCapacity:
         tile_of: Callable[[AttentionGeometry], TileShape],
         numeric_policy: str = "tuned",
         graph_buckets: tuple[int, ...] = (),
+        fused_recurrence: bool = False,
     ) -> RuntimeCapacity:
         """Compute every dimension once.
 
@@ -182,6 +184,7 @@ class RuntimeCapacity:
             dtype=dtype,
             numeric_policy=numeric_policy,
             graph_buckets=tuple(sorted(graph_buckets)),
+            fused_recurrence=fused_recurrence,
             plans=plans,
             step_tokens=checked.int32("tokens", step_tokens),
             step_rows=step_rows,
@@ -193,9 +196,9 @@ class RuntimeCapacity:
         """Tokens of the captured steps of one short prompt, ascending.
 
         Each token takes a row of the attention plans, so that only numbers of decode rows that are captured are there.
-        Recurrent layers are captured with their chunk kernels alone: without them there are none.
+        Recurrent layers are captured with their fused kernels alone: without them there are none.
         """
-        if self.geometry.hybrid and chunk_kernels_missing(self.device, self.dtype, self.geometry.layers) is not None:
+        if self.geometry.hybrid and not self.fused_recurrence:
             return ()
         return tuple(size for size in self.graph_buckets if size in SHORT_PROMPTS and size <= self.step_tokens)
 

@@ -51,6 +51,10 @@ class ModelFamily:
             imported when a model is built and not before, so that memory can be planned without torch.
         decode_paths: the decode paths that serve the family's attention, best first.
         capabilities: what the family supports.
+        fused_recurrence: whether its recurrent layers, if it has any, take their rows through
+            `StepContext.delta_rule_projected` and through torch operations only where that gives None. On a CUDA device
+            snapshots are then kept inside a prompt's one step, short prompts are captured, temporaries are bounded by
+            those of the fused kernels, and the pinned policy is served.
         tiny_configs: config.json objects of a few small models by name, of which conformance makes checkpoints with
             random weights. Between them they turn every knob that the family reads.
         oracle: what conformance holds the family's log-probabilities against; None leaves its numerics untested.
@@ -68,6 +72,7 @@ class ModelFamily:
     build: Builder | str
     decode_paths: tuple[DecodePath, ...] = field(factory=standard_paths, converter=as_tuple)
     capabilities: Capabilities = field(factory=Capabilities)
+    fused_recurrence: bool = False
     tiny_configs: Mapping[str, Mapping[str, object]] = field(
         factory=dict, converter=own_configs, hash=False, repr=False
     )
@@ -90,6 +95,8 @@ class ModelFamily:
         check_paths(where, self.decode_paths)
         if not isinstance(self.capabilities, Capabilities):
             raise wrong_field(where, "capabilities", self.capabilities, "a Capabilities value")
+        if not isinstance(self.fused_recurrence, bool):
+            raise wrong_field(where, "fused_recurrence", self.fused_recurrence, "True or False")
         check_configs(where, self.tiny_configs)
         if self.oracle is not None and not isinstance(self.oracle, StoredOracle | TransformersOracle):
             raise wrong_field(where, "oracle", self.oracle, "a StoredOracle, a TransformersOracle or None")

@@ -11,7 +11,7 @@ from attrs import frozen
 
 from trivet import checked
 from trivet.capacity import RuntimeCapacity
-from trivet.capacity.fused import chunk_kernels_missing, fused_kernels_missing
+from trivet.capacity.fused import fused_kernels_missing
 from trivet.dtypes import item_bytes
 from trivet.geometry import AttentionGeometry, LayerGeometry
 from trivet.reservation.recurrent import FLOAT32_BYTES, INDEX_BYTES, fused_recurrent_bytes, recurrent_bytes
@@ -86,7 +86,7 @@ def _layers_bytes(capacity: RuntimeCapacity, grain_tokens: int = 1, *, decode: b
     indices = (tokens + 2 * capacity.step_rows) * INDEX_BYTES  # token ids, and slots
     layers = (_layer_bytes(layer, capacity, width, copies, grain_tokens, decode) for layer in set(geometry.layers))
     widest = max(layers)
-    if geometry.hybrid and chunk_kernels_missing(capacity.device, capacity.dtype, geometry.layers) is None:
+    if capacity.fused_recurrence:
         # torch's allocator does not put together what a recurrent layer leaves: an MLP's few larger blocks are new.
         widest += mlp
     return stream + rotations + indices, max(mlp, widest)
@@ -100,7 +100,7 @@ def _layer_bytes(
         # projections (with an output gate), normalised and rotated queries and keys, and their float32 forms
         each = copies.heads * width + copies.heads_float32 * FLOAT32_BYTES
         return tokens * (layer.query_elements + layer.kv_elements) * each
-    if chunk_kernels_missing(capacity.device, capacity.dtype, (layer,)) is None:
+    if capacity.fused_recurrence:
         return fused_recurrent_bytes(layer, tokens, rows, 0 if decode else rows, width, grain_tokens)
     return recurrent_bytes(layer, tokens, rows, min(tokens, capacity.limits.max_context), width)
 

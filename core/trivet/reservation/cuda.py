@@ -7,7 +7,7 @@ from attrs import evolve
 from trivet import checked
 from trivet.capacity import RuntimeCapacity
 from trivet.dtypes import item_bytes
-from trivet.reservation.activations import forward_bytes
+from trivet.reservation.activations import ROUNDING_SHARE, forward_bytes
 from trivet.reservation.ledger import LedgerLine
 
 MIB = 2**20
@@ -45,7 +45,8 @@ def graph_pool_bytes(capacity: RuntimeCapacity, sampler_scratch_bytes: int) -> i
     if capacity.prompt_buckets:
         prompt = evolve(capacity, step_tokens=capacity.prompt_buckets[-1], step_rows=1, logit_rows=1)
         temporaries += forward_bytes(prompt, attended)
-    return checked.sum_bytes("CUDA graph pool", (temporaries, logits, hidden, GRAPH_POOL_SLACK_BYTES))
+    rounding = temporaries // ROUNDING_SHARE
+    return checked.sum_bytes("CUDA graph pool", (temporaries, rounding, logits, hidden, GRAPH_POOL_SLACK_BYTES))
 
 
 def graph_driver_bytes(capacity: RuntimeCapacity) -> int:

@@ -116,7 +116,7 @@ def draw_blueprint(directory: Path, options: SizingOptions, device: DeviceProfil
             geometry.max_positions,
         )
     dtype = options.dtype or geometry.dtype
-    _require_pinned_layers(geometry, device, dtype, options)
+    fused_recurrence = _fused_recurrence(family, geometry, device, dtype, options)
     selections = _select_paths(family, plugins, geometry, limits, device, dtype, options)
     capacity = RuntimeCapacity.of(
         geometry,
@@ -126,6 +126,7 @@ def draw_blueprint(directory: Path, options: SizingOptions, device: DeviceProfil
         tile_of=_tiles(selections),
         numeric_policy=options.numeric_policy,
         graph_buckets=_graph_buckets(limits.step_rows, selections) if _captures(device, options) else (),
+        fused_recurrence=fused_recurrence,
     )
     grid_tokens = _prefill_grid(geometry, options)
     grain_tokens = _prefix_grain(geometry, limits, device, options.snapshot_stride, grid_tokens)
@@ -217,17 +218,26 @@ def _require_capabilities(
             family.require(capability)
 
 
-def _require_pinned_layers(geometry: ModelGeometry, device: DeviceProfile, dtype: str, options: SizingOptions) -> None:
-    """Refuse the pinned policy, before anything is loaded, where recurrent layers would compute by torch operations."""
-    if options.numeric_policy != "pinned" or not geometry.hybrid:
-        return
+def _fused_recurrence(
+    family: ModelFamily, geometry: ModelGeometry, device: DeviceProfile, dtype: str, options: SizingOptions
+) -> bool:
+    """Whether recurrent layers are served by fused kernels alone.
+
+    Raises:
+        ConfigError: there are recurrent layers, they are not, and the pinned policy wants it.
+    """
+    if not geometry.hybrid:
+        return False
     missing = chunk_kernels_missing(device, dtype, geometry.layers)
-    if missing is not None:
+    if missing is None and not family.fused_recurrence:
+        missing = f"model family {family.name!r} does not say that its layers take them (ModelFamily.fused_recurrence)"
+    if missing is not None and options.numeric_policy == "pinned":
         raise ConfigError(
             f"numeric_policy='pinned': the {len(geometry.recurrent_layers)} recurrent layers of model type "
             f"{geometry.model_type!r} want the chunk kernels, whose results do not depend on the batch, and these do "
             f"not serve: {missing}; use numeric_policy='tuned'"
         )
+    return missing is None
 
 
 def _default_limits(geometry: ModelGeometry, device: DeviceProfile) -> Limits:

@@ -63,7 +63,6 @@ class Engine:
         fatal: the fault after which no further step can be made, if there was one: a lost device, or an exception that
             left the accounts half changed.
         owned: the live buffers behind each owned line of the ledger, by the line's name.
-        cuts_inside: whether the recurrent layers, if there are any, take rows by their chunks on the device alone.
         graphs: captured decode steps; None where there are none.
         prompts: captured steps of short prompts; None where there are none.
         graph_steps: steps that were replayed so far.
@@ -83,7 +82,6 @@ class Engine:
         owned: Mapping[str, Buffers],
         end_token_ids: Sequence[int],
         seed: int,
-        cuts_inside: bool,
     ) -> None:
         self.blueprint = blueprint
         self.model = model
@@ -95,7 +93,6 @@ class Engine:
         self.sampling = sampling
         self.scheduler = scheduler
         self.owned = dict(owned)
-        self.cuts_inside = cuts_inside
         self.graphs: DecodeGraphs | None = None
         self.prompts: ShortPrompts | None = None
         self.graph_steps = 0
@@ -411,7 +408,7 @@ class Engine:
             outputs=outputs,
         )
         hidden = self.model(token_ids, context)
-        if self.cuts_inside and rows.rows > decode_rows and not context.made_cuts:
+        if self.blueprint.capacity.fused_recurrence and rows.rows > decode_rows and not context.made_cuts:
             raise PluginError(
                 f"model type {self.blueprint.geometry.model_type!r}: a recurrent layer went through "
                 "StepContext.delta_rule_projected in the start-up profile and otherwise in this step, where snapshots "
@@ -481,8 +478,7 @@ class Engine:
         )
         captures: list[tuple[int, Callable[[int, GraphPool], None]]]
         captures = [(rows, self.graphs.capture) for rows in capacity.graph_buckets]
-        if self.cuts_inside:
-            captures += [(tokens, self.prompts.capture) for tokens in capacity.prompt_buckets]
+        captures += [(tokens, self.prompts.capture) for tokens in capacity.prompt_buckets]
         for size, capture in sorted(captures, key=lambda each: each[0], reverse=True):
             capture(size, pool)
         taken, ledger = pool.taken(), self.blueprint.ledger

@@ -14,7 +14,7 @@ from trivet.caches.slots import SlotPool
 from trivet.caches.state import StatePool
 from trivet.config.generation import read_end_token_ids
 from trivet.dtypes import as_torch
-from trivet.errors import ConfigError, MemoryBudgetError
+from trivet.errors import MemoryBudgetError, PluginError
 from trivet.layers.decoder import DecoderModel
 from trivet.layers.parameters import Parameters
 from trivet.layers.rotary import RotaryTable
@@ -131,11 +131,11 @@ def _assemble(
             device,
             blueprint.ledger.line("activations").bytes,
         )
-    if blueprint.prefill_grid_tokens > 1 and not profile.cuts_inside:
-        raise ConfigError(
-            f"numeric_policy='pinned': recurrent layers of model type {geometry.model_type!r} do not go through the "
-            "kernels whose results do not depend on the batch, though these are there; expected a family whose layers "
-            "use StepContext.delta_rule_projected; use numeric_policy='tuned'"
+    if capacity.fused_recurrence and not profile.fused_recurrence:
+        raise PluginError(
+            f"model family {blueprint.family.name!r} says fused_recurrence, and in the start-up profile of model type "
+            f"{geometry.model_type!r} a recurrent layer did not go through the kernels of "
+            "StepContext.delta_rule_projected: have all of them do so, or leave fused_recurrence out"
         )
     owners = {}
     for plan in capacity.plans:
@@ -158,7 +158,7 @@ def _assemble(
         recurrent=geometry.hybrid,
         chunked_prefill=capabilities.chunked_prefill,
         mixed_steps=capabilities.mixed_steps,
-        cuts_inside=geometry.hybrid and profile.cuts_inside,
+        cuts_inside=capacity.fused_recurrence,
         grid_tokens=blueprint.prefill_grid_tokens,
     )
     return Engine(
@@ -174,5 +174,4 @@ def _assemble(
         owned=owned,
         end_token_ids=end_token_ids,
         seed=seed,
-        cuts_inside=profile.cuts_inside,
     )

@@ -34,13 +34,13 @@ class Profile:
     Attributes:
         peak_bytes: most bytes of temporaries that were alive at once, plan buffers subtracted.
         plan_bytes: bytes of the temporary owners' plans, read off the capacity's layouts.
-        cuts_inside: whether the recurrent layers, if there are any, can keep their state in the middle of a row.
+        fused_recurrence: whether all recurrent layers, if there are any, went through the shared kernels.
         duration_s: how long it took.
     """
 
     peak_bytes: int
     plan_bytes: int
-    cuts_inside: bool
+    fused_recurrence: bool
     duration_s: float
 
 

@@ -17,6 +17,7 @@ FAMILY = ModelFamily(
     build="trivet_qwen35.model:build",
     decode_paths=standard_paths(),
     capabilities=Capabilities(),
+    fused_recurrence=True,
     tiny_configs=TINY_CONFIGS,
     oracle=StoredOracle("trivet_qwen35:oracle.safetensors"),
 )

@@ -212,7 +212,7 @@ def short_prompts_replay(bench: Bench) -> Measured:
                     cause="the family's layers raise in a captured step, or its logits are not finite there",
                 )
             # Layers that take the rows of a step from the host are never captured for a prompt.
-            expected = len(prompts) if graphs and served.engine.cuts_inside else 0
+            expected = len(prompts) if graphs and served.engine.blueprint.capacity.prompt_buckets else 0
             expect(
                 replayed == expected,
                 observed=f"{replayed} of the steps of prompts of {SHORT_PROMPTS} tokens were replayed, with "
