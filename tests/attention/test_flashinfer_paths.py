@@ -52,7 +52,7 @@ def need(group: int = 5, head_dim: int = 128, device: DeviceProfile = H200, **ch
 def test_what_is_not_served_is_refused_with_a_reason(
     path: FlashInferPath, asked: PathRequest, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trivet.attention.flashinfer.library.util.find_spec", lambda name: None)
+    monkeypatch.setattr("trivet.installed.util.find_spec", lambda name: None)
     verdict = path.usable(asked)
     assert not verdict.ok
     assert reason in verdict.reason
@@ -99,9 +99,9 @@ def test_the_pinned_policy_is_served_by_the_split_kv_kernel_alone_and_that_path_
 
 def test_a_machine_without_triton_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trivet.attention.flashinfer.paths.missing_library", lambda: None)
-    monkeypatch.setattr("trivet.attention.flashinfer.library.util.find_spec", lambda name: None)
+    monkeypatch.setattr("trivet.installed.util.find_spec", lambda name: None)
     verdict = SPLIT.usable(need(5, device=attrs.evolve(H200, present=True)))
-    assert not verdict.ok and "triton is not installed" in verdict.reason
+    assert not verdict.ok and "Triton is not installed" in verdict.reason
 
 
 @pytest.mark.parametrize("group", [1, 4, 5, 6, 7, 40])

@@ -6,10 +6,10 @@ The bound on temporaries, the captured prompts and the refusals of the pinned po
 from __future__ import annotations
 
 from collections.abc import Iterable
-from importlib import metadata, util
 
 from trivet.capacity.device import DeviceProfile
 from trivet.geometry import LayerGeometry, RecurrentGeometry
+from trivet.installed import missing_distribution, missing_triton
 
 FUSED_DTYPES = ("bfloat16", "float16")
 
@@ -18,7 +18,7 @@ CHUNK_TESTED_VERSION = "0.6.0"
 """The one version whose kernels `trivet.ops.fused.delta_chunks` launches."""
 
 MOST_HEAD_WIDTH = 256
-"""Of a key or value head of a recurrent layer, in the chunk kernels."""
+"""Of a key or value head of a recurrent layer, in its fused kernels."""
 
 
 def fused_kernels_missing(device: DeviceProfile, dtype: str) -> str | None:
@@ -30,9 +30,7 @@ def fused_kernels_missing(device: DeviceProfile, dtype: str) -> str | None:
         return f"they run on CUDA devices, and {device.name} is none"
     if dtype not in FUSED_DTYPES:
         return f"they compute in {' or '.join(FUSED_DTYPES)}, and the model is to be served in {dtype}"
-    if device.present and util.find_spec("triton") is None:
-        return "Triton is not installed: it comes with torch's builds for CUDA"
-    return None
+    return missing_triton() if device.present else None
 
 
 def chunk_kernels_missing(device: DeviceProfile, dtype: str, layers: Iterable[LayerGeometry]) -> str | None:
@@ -54,16 +52,4 @@ def chunk_kernels_missing(device: DeviceProfile, dtype: str, layers: Iterable[La
 
 def missing_fla() -> str | None:
     """Why the library of the chunk kernels cannot be used on this machine, or None if it can."""
-    wanted = f"{CHUNK_DISTRIBUTION} {CHUNK_TESTED_VERSION}"
-    if util.find_spec("fla") is None:
-        return f"{wanted} is not installed: pip install 'trivet[cuda]'"
-    try:
-        found = metadata.version(CHUNK_DISTRIBUTION)
-    except metadata.PackageNotFoundError:
-        return f"a module named fla is there, but not the distribution {wanted}: pip install 'trivet[cuda]'"
-    if found != CHUNK_TESTED_VERSION:
-        return (
-            f"{CHUNK_DISTRIBUTION} {found} is installed, and only {CHUNK_TESTED_VERSION} is tested: "
-            "pip install 'trivet[cuda]'"
-        )
-    return None
+    return missing_distribution("fla", CHUNK_DISTRIBUTION, CHUNK_TESTED_VERSION)

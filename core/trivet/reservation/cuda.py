@@ -19,9 +19,9 @@ CONTEXT_BYTES = 768 * MIB
 """Bound on the driver's context with the kernels of torch, cuBLAS, FlashInfer and Triton loaded (751 MiB were measured
 on an H200). Nothing of it is in torch's statistics."""
 
-GRAPH_POOL_SLACK_BYTES = 64 * MIB
+GRAPH_POOL_SLACK_BYTES = 96 * MIB
 """Bound on what a graph pool takes beside the tensors in it: cuBLAS's workspace of the capturing stream (32 MiB on
-compute capability 9.0), and segments that torch's allocator rounds up to (2 and 20 MiB)."""
+compute capability 9.0), and segments that torch's allocator rounds up to (2 and 20 MiB), a few of them at once."""
 
 GRAPH_DRIVER_BYTES, GRAPH_LAYER_BYTES = 80 * MIB, MIB // 16
 """Bound on what the driver takes for the first capture, and for one layer of one captured step, outside torch's view

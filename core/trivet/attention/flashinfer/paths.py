@@ -9,7 +9,7 @@ from attrs import field, frozen
 from trivet.attention.flashinfer.bounds import query_tile
 from trivet.attention.flashinfer.kinds import SERVED_DTYPES, SERVED_HEAD_DIMS, DecodeKernel, KernelChoice
 from trivet.attention.flashinfer.layout import FLOAT_WORKSPACE, flashinfer_layout
-from trivet.attention.flashinfer.library import TESTED_VERSION, missing_library, missing_triton
+from trivet.attention.flashinfer.library import TESTED_VERSION, missing_library
 from trivet.attention.flashinfer.speeds import SpeedTable
 from trivet.attention.protocol import PathRequest, PlanOwner, Verdict
 from trivet.capacity import DeviceProfile, PlanCapacity, TileShape
@@ -17,6 +17,7 @@ from trivet.checked import INT32_MAX
 from trivet.dtypes import item_bytes
 from trivet.errors import ConfigError
 from trivet.geometry import AttentionGeometry
+from trivet.installed import missing_triton
 from trivet.layout import BufferLayout, Buffers
 
 OLDEST_COMPUTE_CAPABILITY = (8, 0)

@@ -19,6 +19,7 @@ from attrs import frozen
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from trivet.capacity.fused import MOST_HEAD_WIDTH
 from trivet.geometry import RecurrentGeometry
 from trivet.launch import lean
 from trivet.ops.fused.device import dependent_launch
@@ -35,9 +36,6 @@ NORMED_ELEMENTS = 512
 
 LEAST_ELEMENTS_OF_A_WARP = 1024
 """Of a head's state: blocks that are smaller than served ones take fewer warps."""
-
-MOST_WIDTH = 256
-"""Of a key or value head: its columns of the state, or its channels, then fit the registers of a program."""
 
 
 @frozen
@@ -59,7 +57,7 @@ SERVED_BLOCKS = StateBlocks()
 
 def decode_serves(recurrent: RecurrentGeometry) -> bool:
     """Whether heads are of widths that the kernels take."""
-    return max(recurrent.key_dim, recurrent.value_dim) <= MOST_WIDTH
+    return max(recurrent.key_dim, recurrent.value_dim) <= MOST_HEAD_WIDTH
 
 
 @lean
