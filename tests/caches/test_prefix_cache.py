@@ -234,7 +234,7 @@ def test_the_least_recently_used_snapshot_makes_room_unless_it_is_about_to_be_re
     assert nodes[0].snapshot is not None and nodes[1].snapshot is None
     assert shelf.take(owner=1) is None
     shelf.unhold(nodes[0])
-    assert shelf.take(owner=1, spare=nodes[0]) is None
+    assert shelf.take(owner=1, trailing=True) is None
     assert shelf.take(owner=1) is not None
     assert nodes[0].snapshot is None
 

@@ -1,4 +1,4 @@
-"""Make the GPU records of sdk_docs/evidence: ``python -m tests.gpu.record_evidence OUT.tar [--only NAME ...]``.
+"""Make the GPU records of sdk_docs/evidence: ``python -m tests.gpu.record_evidence OUT.tar [--only NAME,...]``.
 
 Runs the stages of `stages`, from the root of the repository, on a machine with CUDA devices: `--devices 0,1` lets two
 of them work side by side, each stage on one. A stage that fails or takes too long does not stop the others. The archive
@@ -322,7 +322,9 @@ def main(arguments: Sequence[str] | None = None, known: Sequence[Stage] | None =
     """
     parser = argparse.ArgumentParser(prog="python -m tests.gpu.record_evidence", description=__doc__.split("\n\n")[0])
     parser.add_argument("out", nargs="?", type=Path, metavar="OUT.tar", help="the archive")
-    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="stages to run; all by default")
+    parser.add_argument(
+        "--only", type=lambda names: names.split(","), default=[], metavar="NAME,...", help="all by default"
+    )
     parser.add_argument("--devices", default="0", help="that work side by side, as CUDA_VISIBLE_DEVICES names them")
     parser.add_argument("--list", action="store_true", help="print the stages and their commands")
     asked = parser.parse_args(arguments)

@@ -228,7 +228,7 @@ def test_every_request_of_mixed_traffic_under_pressure_is_served_as_if_it_were_a
 def test_what_the_pinned_policy_needs_of_the_limits_is_said_before_anything_is_loaded(tmp_path: Path) -> None:
     directory = make(tmp_path, 4, 1)
     narrow = trivet.Limits(max_requests=8, max_step_tokens=64, max_context=512, page_size=16)
-    with pytest.raises(trivet.ConfigError, match="max_step_tokens is 64, expected at least 72"):
+    with pytest.raises(trivet.ConfigError, match="max_step_tokens is 64, expected at least 71"):
         load(directory, numeric_policy="pinned", limits=narrow)
     with pytest.raises(trivet.ConfigError, match="snapshot_stride is 32, expected a multiple of 64"):
         load(directory, numeric_policy="pinned", snapshot_stride=32)

@@ -121,7 +121,7 @@ def test_any_queue_drains_within_the_stated_bound(drawn, rng) -> None:  # type: 
 def test_on_a_grid_the_oldest_prompt_advances_in_every_step_and_any_queue_drains_within_the_bound(  # type: ignore[no-untyped-def]
     requests, room, grid_tokens, snapshots, cuts_inside, mixed, spare_pages, rng
 ) -> None:
-    limits = Limits(requests, requests + grid_tokens + room, 40, grid_tokens)
+    limits = Limits(requests, requests - 1 + grid_tokens + room, 40, grid_tokens)
     world = World.of(
         limits,
         limits.pages_per_request + spare_pages,

@@ -28,18 +28,20 @@ class SnapshotShelf:
         """Ids that are neither attached nor lent."""
         return self._ids.free_count
 
-    def take(self, *, first: PrefixNode | None = None, owner: int, spare: PrefixNode | None = None) -> int | None:
+    def take(self, *, first: PrefixNode | None = None, owner: int, trailing: bool = False) -> int | None:
         """An id to save into, or None if none can be had. The least recently used snapshot makes room.
 
-        A snapshot that a request is still going to restore from is never taken.
+        Those that are given up sooner or later come before the others, and one that a request is still going to restore
+        from never does.
 
         Args:
             first: node whose snapshot makes room before any other, if it still belongs to `owner`.
             owner: id of the request that saves.
-            spare: node whose snapshot must not make room.
+            trailing: whether it saves one that it will give up for a later one. No snapshot of a running request makes
+                room for such a one: each keeps the boundary at which its prompt can be hit again.
         """
         if not self._ids.free_count:
-            victim = first if first is not None and self._gives_up(first, owner) else self._oldest(spare)
+            victim = first if first is not None and self._gives_up(first, owner) else self._oldest(trailing)
             if victim is None:
                 return None
             self.drop(victim)
@@ -100,5 +102,7 @@ class SnapshotShelf:
     def _gives_up(self, node: PrefixNode, owner: int) -> bool:
         return node.snapshot is not None and node.snapshot_owner == owner and not node.restores
 
-    def _oldest(self, spare: PrefixNode | None) -> PrefixNode | None:
-        return next((node for node in self._by_use if not node.restores and node is not spare), None)
+    def _oldest(self, trailing: bool) -> PrefixNode | None:
+        free = [node for node in self._by_use if not node.restores and not (trailing and node.pins)]
+        given_up = (node for node in free if node.snapshot_owner is not None and (trailing or node.pins))
+        return next(given_up, free[0] if free else None)

@@ -9,6 +9,7 @@ import torch
 from trivet.attention import PlanOwner
 from trivet.caches.kv import KvCache
 from trivet.caches.state import StatePool
+from trivet.errors import PluginError
 from trivet.geometry import AttentionGeometry, ModelGeometry, RecurrentGeometry
 from trivet.layers.norm import RmsNorm
 from trivet.layers.rotary import RotaryTable
@@ -73,10 +74,18 @@ class StepContext:
             hidden: ``[tokens, hidden_size]``.
 
         Returns:
-            `hidden`, or ``[outputs, hidden_size]``, new.
+            `hidden`, or ``[outputs, hidden_size]``, new, with which the layer is to go on.
+
+        Raises:
+            PluginError: it was asked with other hidden states.
         """
         if self.outputs is None or layer != len(self._geometry.layers) - 1:
             return hidden
+        if self.dropped_tokens or hidden.shape[0] != self.rows.tokens:
+            raise PluginError(
+                f"StepContext.wanted({layer}): found hidden states of {hidden.shape[0]} tokens, expected those of all "
+                f"{self.rows.tokens} tokens of the step, once, between the last layer's mixer and its MLP"
+            )
         self.dropped_tokens = True
         return hidden.index_select(0, self.outputs)
 

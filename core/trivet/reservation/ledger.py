@@ -130,10 +130,14 @@ def reserve(
 def _too_small(ledger: MemoryLedger, page_bytes: int, *, exact: bool) -> str:
     short = ledger.total_bytes - ledger.budget_bytes if exact else page_bytes + ledger.total_bytes - ledger.budget_bytes
     candidates = [line for line in ledger.items if line.lower and (exact or line.name != KV_LINE)]
+    fixed_bytes = ledger.total_bytes - sum(line.bytes for line in candidates)
     advice = "give it more memory"
-    if candidates:
+    if fixed_bytes > ledger.budget_bytes:
+        advice += f", since no limit changes {size_text(fixed_bytes)} of it"
+    elif candidates:
         largest = max(candidates, key=lambda line: line.bytes)
-        advice = f"lower {largest.lower} ({largest.name!r} takes {size_text(largest.bytes)}), or {advice}"
+        how = f"use {largest.lower}" if "=" in largest.lower else f"lower {largest.lower}"
+        advice = f"{how} ({largest.name!r} takes {size_text(largest.bytes)}), or {advice}"
     asked = f"kv_pages={ledger.kv_pages}" if exact else "one KV page"
     return (
         f"the memory budget of {size_text(ledger.budget_bytes)} ({ledger.budget_bytes} bytes) is {short} bytes too "

@@ -165,7 +165,12 @@ def draw_blueprint(directory: Path, options: SizingOptions, device: DeviceProfil
         lines.append(LedgerLine.of_layout(layouts["state"], "max_requests"))
     kv_bytes = kv_layout(geometry, limits.page_size, options.kv_pages or 0, dtype).total_bytes
     left_bytes = budget_bytes - checked.sum_bytes("reserves", (kv_bytes, *(line.bytes for line in lines)))
-    snapshot_count = _snapshot_count(geometry, limits, dtype, left_bytes, options)
+    snapshot_count = _snapshot_count(geometry, limits, dtype, left_bytes, options, grain_tokens)
+    if snapshot_count and not (family.capabilities.chunked_prefill or fused_recurrence):
+        raise ConfigError(
+            f"prefill stops at snapshot boundaries, and model family {family.name!r} computes prompts whole "
+            "(chunked_prefill): serve it with prefix_cache=False"
+        )
     layouts["snapshots"] = state_layout("snapshots", geometry, snapshot_count, dtype)
     if geometry.hybrid:
         lines.append(_snapshot_line(layouts["snapshots"], snapshot_count, grain_tokens))
@@ -314,9 +319,16 @@ def _prefill_grid(geometry: ModelGeometry, options: SizingOptions) -> int:
 
 
 def _snapshot_count(
-    geometry: ModelGeometry, limits: Limits, dtype: str, left_bytes: int, options: SizingOptions
+    geometry: ModelGeometry, limits: Limits, dtype: str, left_bytes: int, options: SizingOptions, grain_tokens: int
 ) -> int:
     if not geometry.hybrid or not options.prefix_cache:
+        return 0
+    if grain_tokens >= limits.max_context:
+        logger.warning(
+            "hybrid prefix caching is off: snapshots would lie at multiples of %d tokens, and max_context is %d",
+            grain_tokens,
+            limits.max_context,
+        )
         return 0
     given_bytes = options.snapshot_bytes
     share_bytes = max(left_bytes, 0) // SNAPSHOT_SHARE if given_bytes is None else given_bytes

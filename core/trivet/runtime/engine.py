@@ -414,7 +414,16 @@ class Engine:
                 "StepContext.delta_rule_projected in the start-up profile and otherwise in this step, where snapshots "
                 "inside a prompt or a captured prompt rely on it; expected the same way in every step with prefill rows"
             )
-        return hidden if outputs is None or context.dropped_tokens else hidden.index_select(0, outputs)
+        if outputs is None:
+            return hidden
+        if not context.dropped_tokens:
+            return hidden.index_select(0, outputs)
+        if hidden.shape[0] != len(outputs):
+            raise PluginError(
+                f"model type {self.blueprint.geometry.model_type!r} returned hidden states of {hidden.shape[0]} "
+                f"tokens, expected the {len(outputs)} that StepContext.wanted gave its last layer to go on with"
+            )
+        return hidden
 
     def _sample_rows(
         self, plan: StepPlan, hidden: torch.Tensor, slots: torch.Tensor, groups: SampleGroups, dropped: bool

@@ -71,7 +71,7 @@ def check_grid(limits: Limits, grain_tokens: int, grid_tokens: int) -> None:
         grain_tokens: of the prefix cache.
         grid_tokens: at whose multiples prompts are cut; 1 for anywhere.
     """
-    least = limits.max_requests + grid_tokens
+    least = limits.max_requests - 1 + grid_tokens
     if grid_tokens > 1 and limits.max_step_tokens < least:
         raise ConfigError(
             f"max_step_tokens is {limits.max_step_tokens}, expected at least {least}: under numeric_policy='pinned' "

@@ -227,7 +227,7 @@ class Holdings:
         Called with every boundary of its own inside a scheduled piece, and with every end of a piece that is a multiple
         of the grain. A boundary inside the prompt is wanted if it is one of the request's own; its
         snapshot stays. One at the prompt's end or in the new tokens is given up for the next, and makes no room for
-        itself at the expense of the one inside the prompt.
+        itself at the expense of those inside the prompts of running requests.
         """
         if self.shelf is None or self.prefix is None or request.node is None:
             return None
@@ -235,7 +235,7 @@ class Holdings:
         if trailing:
             if self._prompts_alone and boundary_tokens > request.prompt_tokens:
                 return None
-            snapshot = self.shelf.take(first=request.trail_node, owner=request.id, spare=request.boundary_node)
+            snapshot = self.shelf.take(first=request.trail_node, owner=request.id, trailing=True)
         else:
             if boundary_tokens not in request.boundaries:
                 return None

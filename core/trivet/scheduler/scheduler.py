@@ -84,7 +84,7 @@ class Scheduler:
         grid_tokens: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        _check_parts(limits, slots, prefix, recurrent, chunked_prefill)
+        _check_parts(limits, slots, prefix, recurrent, chunked_prefill or cuts_inside)
         check_grid(limits, prefix.grain_tokens if prefix is not None else grid_tokens, grid_tokens)
         self.limits = limits
         self.gate = AdmissionGate(limits, pool.total, chunked_prefill=chunked_prefill)
@@ -522,7 +522,7 @@ class Scheduler:
 
 
 def _check_parts(
-    limits: Limits, slots: SlotPool, prefix: PrefixCache | None, recurrent: bool, chunked_prefill: bool
+    limits: Limits, slots: SlotPool, prefix: PrefixCache | None, recurrent: bool, saves_inside_prompts: bool
 ) -> None:
     if slots.total > limits.max_requests:
         raise ConfigError(f"{slots.total} request slots are more than max_requests ({limits.max_requests})")
@@ -532,7 +532,7 @@ def _check_parts(
         raise ConfigError(f"the prefix cache has pages of {prefix.page_size} tokens, the limits of {limits.page_size}")
     if recurrent and prefix.snapshots is None:
         raise ConfigError("a model with recurrent layers needs snapshots beside the pages of its prefix cache")
-    if prefix.snapshots is not None and not chunked_prefill:
+    if prefix.snapshots is not None and prefix.snapshots.total and not saves_inside_prompts:
         raise ConfigError(
             "prefill stops at snapshot boundaries, and this model computes prompts whole: serve it with "
             "prefix_cache=False"
