@@ -146,3 +146,20 @@ def test_conform_reports_a_plugin_that_cannot_be_loaded(
     assert not kept["passed"] and kept["plugin"]["distribution"] == "xs"
     statuses = [check["status"] for check in kept["checks"]]
     assert statuses[0] == "failed" and set(statuses[1:]) == {"not run"}
+
+
+def test_a_version_that_is_not_the_tested_one_is_named_with_what_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from importlib import metadata
+
+    from trivet.cli.doctor import _part_lines
+    from trivet.cli.environment import environment
+
+    monkeypatch.setattr("trivet.installed.util.find_spec", lambda name: object())
+    version_of = metadata.version
+    monkeypatch.setattr(
+        metadata, "version", lambda name: "0.5.0" if name in ("fla-core", "flashinfer-python") else version_of(name)
+    )
+    lines = [line for line in _part_lines(environment()) if line.startswith(("fla ", "FlashInfer "))]
+    assert len(lines) == 2
+    for line in lines:
+        assert "0.5.0: " in line and "only " in line and "pip install 'trivet[cuda]'" in line

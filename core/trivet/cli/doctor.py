@@ -138,6 +138,10 @@ def _plugin_lines(plugins: list[dict[str, Any]]) -> list[str]:
 
 def _part_lines(parts: tuple[Part, ...]) -> list[str]:
     width = max(len(part.name) for part in parts)
-    return [
-        f"{part.name:<{width}}  {part.found if part.found is not None else f'missing: {part.note}'}" for part in parts
-    ]
+    return [f"{part.name:<{width}}  {_said_of(part)}" for part in parts]
+
+
+def _said_of(part: Part) -> str:
+    if part.found is None:
+        return f"missing: {part.note}"
+    return f"{part.found}: {part.note}" if part.note else part.found

@@ -11,6 +11,9 @@ from pathlib import Path
 
 from attrs import frozen
 
+from trivet.attention.flashinfer.library import DISTRIBUTION, missing_library
+from trivet.capacity.fused import CHUNK_DISTRIBUTION, missing_fla
+
 
 @frozen
 class Part:
@@ -35,10 +38,15 @@ def environment() -> tuple[Part, ...]:
 def _parts() -> Iterator[Part]:
     yield Part("Python", platform.python_version())
     yield from _torch()
-    yield _distribution(
-        "FlashInfer", "flashinfer-python", "attention on CUDA runs on the reference backend, which is slower"
+    yield _tested(
+        "FlashInfer",
+        DISTRIBUTION,
+        missing_library(),
+        "attention on CUDA runs on the reference backend, which is slower",
     )
-    yield _distribution("fla", "fla-core", "recurrent layers on CUDA run on plain torch, which is slower")
+    yield _tested(
+        "fla", CHUNK_DISTRIBUTION, missing_fla(), "recurrent layers on CUDA run on plain torch, which is slower"
+    )
     yield _distribution("Triton", "triton", "kernels written in it are not used")
     yield _compiler()
     yield _distribution("transformers", "transformers", "families that are checked against it have no numerics tier")
@@ -58,6 +66,15 @@ def _torch() -> Iterator[Part]:
         yield Part("CUDA", None, "models run on the CPU: this torch is built without CUDA")
     else:
         yield Part("CUDA", None, f"models run on the CPU: torch for CUDA {torch.version.cuda} sees no device")
+
+
+def _tested(name: str, distribution: str, missing: str | None, cost: str) -> Part:
+    """A library of which one version is used: another one costs what a missing one does."""
+    try:
+        found = metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        found = None
+    return Part(name, found, f"{missing}; without it {cost}" if missing else "")
 
 
 def _distribution(name: str, distribution: str, cost: str) -> Part:
