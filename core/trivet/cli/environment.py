@@ -70,18 +70,19 @@ def _torch() -> Iterator[Part]:
 
 def _tested(name: str, distribution: str, missing: str | None, cost: str) -> Part:
     """A library of which one version is used: another one costs what a missing one does."""
-    try:
-        found = metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        found = None
-    return Part(name, found, f"{missing}; without it {cost}" if missing else "")
+    return Part(name, _version(distribution), f"{missing}; without it {cost}" if missing else "")
 
 
 def _distribution(name: str, distribution: str, cost: str) -> Part:
+    found = _version(distribution)
+    return Part(name, found, "" if found is not None else f"{cost}; pip install {distribution}")
+
+
+def _version(distribution: str) -> str | None:
     try:
-        return Part(name, metadata.version(distribution))
+        return metadata.version(distribution)
     except metadata.PackageNotFoundError:
-        return Part(name, None, f"{cost}; pip install {distribution}")
+        return None
 
 
 def _compiler() -> Part:

@@ -430,13 +430,14 @@ class Engine:
     ) -> SampleResult | None:
         if not plan.sampling_rows:
             return None
-        rows = list(plan.sampling_rows)
-        if not dropped and len(rows) != hidden.shape[0]:
+        if not dropped and len(plan.sampling_rows) != hidden.shape[0]:
             hidden = hidden.index_select(0, self.inputs.fill("sampled_tokens", plan.sampled_tokens))
-        if len(rows) != len(plan.requests):
-            slots = self.inputs.fill("sampled_slots", plan.slots[rows])
-        positions = self.inputs.fill("sampled_positions", plan.kv_lengths[rows])
-        return self._sample(self.model.logits(hidden), slots, positions, groups)
+        positions = plan.kv_lengths
+        if len(plan.sampling_rows) != len(plan.requests):
+            rows = list(plan.sampling_rows)
+            slots, positions = self.inputs.fill("sampled_slots", plan.slots[rows]), positions[rows]
+        on_device = self.inputs.fill("sampled_positions", positions)
+        return self._sample(self.model.logits(hidden), slots, on_device, groups)
 
     def _sample(
         self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, groups: SampleGroups
