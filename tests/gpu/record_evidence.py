@@ -120,6 +120,10 @@ def of_model(size: str, model: str) -> Iterator[Stage]:
     yield Stage(f"generate-{size}", (generate(model, steps),), 600)
     many = "--batch 64 --new-tokens 16 --repeats 3 --many 256 --many-new-tokens 128 --max-requests 256"
     yield Stage(f"throughput-{size}", (generate(model, many),), 600)
+    pinned = "--batch 1,16,64 --new-tokens 64 --repeats 2 --numeric-policy pinned"
+    yield Stage(f"pinned-{size}", (generate(model, pinned),), 600)
+    clients = "--requests 64 --concurrency 16 --prompt-tokens 512-8192 --new-tokens 128 --max-step-tokens 2048"
+    yield Stage(f"serve-{size}", (bench("serve", model, clients),), 300)
     yield Stage(f"arms-{size}", (arms(model, "--iterations 40"),), 300)
     yield Stage(f"startup-{size}", (bench("startup", model, "--cold 1 --warm 2"),), 900)
     live, planned = "--live --weights random --device cuda --json", "--device h200 --json"
@@ -127,13 +131,12 @@ def of_model(size: str, model: str) -> Iterator[Stage]:
 
 
 def stages() -> tuple[Stage, ...]:
-    """What is run, in this order. The price of the pinned policy is measured once the benchmark can be told of it."""
+    """What is run, in this order."""
     tests = (
         of(f"python -m pytest -n 10 tests/gpu -o junit_family=xunit1 --junitxml={OUT}/gpu-tests.xml"),
         of(f"python -m tests.gpu.record_results {OUT}/gpu-tests.json {OUT}/gpu-tests.xml"),
     )
     few = "--batch 1,16,64 --new-tokens 128 --repeats 2"
-    pinned = generate("qwen3-14b", "--batch 1,16,64 --new-tokens 64 --repeats 2 --numeric-policy pinned")
     return (
         Stage("tests", tests, 1200, alone=True),
         Stage("conform-qwen3", (conform("qwen3"),), 300),
@@ -141,15 +144,8 @@ def stages() -> tuple[Stage, ...]:
         *of_model("14b", "qwen3-14b"),
         *of_model("27b", "qwen3.5-27b"),
         Stage("small", (generate("qwen3-0.6b", few), generate("qwen3-4b", few)), 600),
-        *([Stage("pinned-14b", (pinned,), 600)] if "--numeric-policy" in options_of(pinned) else []),
         Stage("arms-slice", (arms(SLICE, "--iterations 100 --kv-pages 2000"),), 300),
     )
-
-
-def options_of(command: Command) -> set[str]:
-    """The options of the command of ``trivet`` that `command` names."""
-    found, _ = named_by(command)
-    return {option for parameter in found.params for option in parameter.opts}
 
 
 def named_by(command: Command) -> tuple[click.Command, list[str]]:

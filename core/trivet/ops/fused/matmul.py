@@ -288,6 +288,172 @@ def _tiles_kernel(
         )
 
 
+@triton.jit
+def _ask_weights(weight, weight_rows, start, inner, BLOCK_K: tl.constexpr):
+    """Ask a block of the weight into the L2: elements from `start` on of rows that begin at `weight_rows`."""
+    LINE: tl.constexpr = 1024 // weight.dtype.element_ty.primitive_bitwidth
+    k = tl.minimum(start + tl.arange(0, triton.cdiv(BLOCK_K, LINE)) * LINE, inner - 1)
+    address = (weight + weight_rows[:, None] + k[None, :]).to(tl.int64)
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; // dummy $0", "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def _stream_program(flat, blocks, programs):
+    """The program that takes block `flat` of `blocks`: program p begins at ``p * blocks // programs``."""
+    return (((flat + 1).to(tl.int64) * programs - 1) // blocks).to(tl.int32)
+
+
+@triton.jit
+def _halves(sums):
+    """The left and the right half of the columns of `sums`, which share no register."""
+    ROWS: tl.constexpr = sums.shape[0]
+    COLUMNS: tl.constexpr = sums.shape[1]
+    return tl.split(tl.permute(tl.reshape(sums, [ROWS, 2, COLUMNS // 2]), (0, 2, 1)))
+
+
+@triton.jit
+def _end_tile(
+    sums,
+    first,
+    whole,
+    part,
+    tile,
+    bias,
+    out,
+    rows,
+    outputs,
+    out_stride,
+    GATED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ACCUMULATE: tl.constexpr,
+):
+    """Write ``sums [BLOCK_N, inputs]``, whose inputs are those from `first` on: as outputs, or as a part of sums."""
+    BLOCK_N: tl.constexpr = sums.shape[0]
+    INPUTS: tl.constexpr = sums.shape[1]
+    if INPUTS > 16:
+        # Piece by piece: what a piece is laid out anew in is shared memory that the pipeline of loads has not.
+        HALF: tl.constexpr = INPUTS // 2
+        left, right = _halves(sums)
+        _end_tile(left, first, whole, part, tile, bias, out, rows, outputs, out_stride, GATED, HAS_BIAS, ACCUMULATE)
+        _end_tile(
+            right, first + HALF, whole, part, tile, bias, out, rows, outputs, out_stride, GATED, HAS_BIAS, ACCUMULATE
+        )
+    else:
+        total = tl.trans(sums)
+        m = first + tl.arange(0, INPUTS)
+        if whole:
+            _finish(
+                total, m, tile, bias, out, rows, outputs, out_stride, INPUTS, BLOCK_N, GATED, HAS_BIAS, ACCUMULATE
+            )
+        else:
+            n = tl.arange(0, BLOCK_N)
+            there = (m < rows)[:, None] & (n < BLOCK_N)[None, :]
+            tl.store(part + m[:, None] * BLOCK_N + n[None, :], total, mask=there)
+
+
+@lean
+@triton.jit(do_not_specialize=["rows"])
+def _stream_kernel(
+    x,
+    weight,
+    bias,
+    out,
+    partials,
+    arrivals,
+    rows,
+    outputs,
+    inner,
+    x_stride,
+    out_stride,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    EVEN_N: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    GATED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ACCUMULATE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+    PREFETCH: tl.constexpr,
+):
+    """An even share of all tiles' blocks, laid end to end, with all inputs. There are no more programs than blocks."""
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    tile_blocks = tl.cdiv(inner, BLOCK_K)
+    blocks = tl.cdiv(outputs, BLOCK_N // 2 if GATED else BLOCK_N) * tile_blocks
+    begin = (program.to(tl.int64) * blocks // programs).to(tl.int32)
+    end = ((program + 1).to(tl.int64) * blocks // programs).to(tl.int32)
+    m = tl.arange(0, BLOCK_M)
+    n = tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    # Inputs that are not there repeat the first: their products are not written.
+    x_at = x + (tl.where(m < rows, m, 0).to(tl.int64) * x_stride)[None, :] + k[:, None]
+    if DEPENDENT:
+        gdc_launch_dependents()
+        for ahead in tl.static_range(PREFETCH):
+            flat = tl.minimum(begin + ahead, end - 1)
+            weight_rows = _weight_rows(flat // tile_blocks, outputs, BLOCK_N, EVEN_N, GATED) * inner
+            _ask_weights(weight, weight_rows, flat % tile_blocks * BLOCK_K, inner, BLOCK_K)
+        gdc_wait()
+    sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    # One loop over all tiles, so that loads of the next tile are under way while one is finished.
+    for flat in range(begin, end):
+        tile = flat // tile_blocks
+        block = flat % tile_blocks
+        start = block * BLOCK_K
+        weight_at = weight + (_weight_rows(tile, outputs, BLOCK_N, EVEN_N, GATED) * inner)[:, None] + k[None, :]
+        if EVEN_K:
+            w = tl.load(weight_at + start)
+            inputs = tl.load(x_at + start)
+        else:
+            w = tl.load(weight_at + start, mask=(k < inner - start)[None, :], other=0.0)
+            inputs = tl.load(x_at + start, mask=(k < inner - start)[:, None], other=0.0)
+        sums = tl.dot(w, inputs, sums)
+        ends_tile = block == tile_blocks - 1
+        if ends_tile | (flat == end - 1):
+            begins_tile = begin <= flat - block
+            part = partials + (program * 2 + begins_tile).to(tl.int64) * (BLOCK_M * BLOCK_N)
+            whole = begins_tile & ends_tile
+            _end_tile(sums, 0, whole, part, tile, bias, out, rows, outputs, out_stride, GATED, HAS_BIAS, ACCUMULATE)
+            sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    # Parts of sums are announced here, since a loop with barriers would not be pipelined. See `_tiles_kernel`.
+    tl.debug_barrier()
+    there = (m < rows)[:, None] & (n < BLOCK_N)[None, :]
+    # At most one part does not begin its tile, the program's first, and at most one does not end it, its last.
+    for begins_tile in range(2):
+        tile = tl.where(begins_tile == 1, end - 1, begin) // tile_blocks
+        first_block = tile * tile_blocks
+        last_block = first_block + tile_blocks - 1
+        if tl.where(begins_tile == 1, (begin <= first_block) & (end <= last_block), begin > first_block):
+            first = _stream_program(first_block, blocks, programs)
+            last = _stream_program(last_block, blocks, programs)
+            arrived = tl.atomic_add(arrivals + tile, 1, sem="acq_rel", scope="gpu")
+            if arrived == last - first:
+                tl.debug_barrier()
+                total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+                for other in range(first, last + 1):
+                    part = partials + (other * 2 + (other == first)).to(tl.int64) * (BLOCK_M * BLOCK_N)
+                    at = part + m[:, None] * BLOCK_N + n[None, :]
+                    total += tl.load(at, mask=there, other=0.0, cache_modifier=".cg")
+                tl.store(arrivals + tile, 0)
+                _finish(
+                    total,
+                    m,
+                    tile,
+                    bias,
+                    out,
+                    rows,
+                    outputs,
+                    out_stride,
+                    BLOCK_M,
+                    BLOCK_N,
+                    GATED,
+                    HAS_BIAS,
+                    ACCUMULATE,
+                )
+
+
 def tiles_of(config: MatmulConfig, weight: Tensor) -> int:
     """How many tiles of weight rows `config` cuts `weight` into: the length of what counts their arrivals."""
     return -(-weight.shape[0] // config.block_n)
