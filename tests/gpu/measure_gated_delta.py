@@ -2,7 +2,7 @@
 
 ``python tests/gpu/measure_gated_delta.py out.json``, from the root of the repository, on a machine with a CUDA device.
 Each figure is the time of one call in a CUDA graph of several. Decode calls go over states that together exceed the
-L2. Of each kernel of the chunked rule some configurations are timed, what serves first, the others as they serve.
+L2. Of the chunked rule some ways to scan are timed, what serves first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,9 @@ PROMPTS = ((512, None), (4096, None), (4096, 3840))
 """Tokens, and after how many of them the state is kept."""
 
 SWEPT_PROMPT = 4096
+SWEPT_ROWS = ((4096,), (512,) * 16)
+"""Lengths of the rows for which the ways to scan chunks are timed."""
+
 BYTES_BEYOND_L2 = 400 * 2**20
 MOST_CALLS = 64
 REPLAYS = 9
@@ -74,30 +76,24 @@ def decode_blocks() -> dict[str, Any]:
     return {f"{columns} w{warps}": StateBlocks(columns, warps) for columns, warps in BLOCKS}
 
 
-def swept() -> dict[str, list[dict[str, int]]]:
-    """Configurations of each kernel of the chunked rule."""
-    return {
-        "solve": [{"BK": k, "num_warps": w, "num_stages": 3} for k, w in product((64, 128), (1, 2, 4))],
-        "write": [{"num_warps": w, "num_stages": s} for w, s in product((4, 8), (2, 3, 4))],
-        "scan": [
-            {"BLOCK_V": v, "num_warps": w, "num_stages": s} for v, w, s in product((16, 32, 64), (2, 4, 8), (2, 3))
-        ],
-        "read": [
-            {"BK": 128, "BV": 128, "num_warps": 8, "num_stages": 2},
-            {"BK": 64, "BV": 128, "num_warps": 4, "num_stages": 3},
-            {"BK": 64, "BV": 128, "num_warps": 8, "num_stages": 3},
-            {"BK": 128, "BV": 64, "num_warps": 4, "num_stages": 2},
-        ],
-    }
+def swept() -> list[dict[str, Any]]:
+    """Ways to take states from chunk to chunk and to read outputs, as changes to `CONFIGS`, what serves first."""
+    scans = [(64, True, 8, 3), (64, True, 4, 3), (64, False, 4, 3), (32, False, 4, 3), (32, True, 4, 2)]
+    scans += [(128, False, 8, 3), (128, True, 8, 2)]
+    return [{}, *({"scan": _scan_config(*scan)} for scan in scans)]
 
 
-def compile_one(kernel: str, config: dict[str, int]) -> str | None:
-    """Build one configuration; what went wrong, or None."""
+def _scan_config(columns: int, copied: bool, warps: int, stages: int) -> dict[str, int]:
+    return {"BLOCK_V": columns, "COPIED": copied, "num_warps": warps, "num_stages": stages}
+
+
+def compile_one(change: dict[str, Any]) -> str | None:
+    """Build one way to scan; what went wrong, or None."""
     try:
         from trivet.ops.fused.delta_chunks import CONFIGS
 
         layer = DeltaLayer.drawn(PUBLISHED, 1, DTYPE, seed=0)
-        chunked(layer, layer.projected(70), [70], evolve(CONFIGS, **{kernel: config}))()
+        chunked(layer, layer.projected(70), [70], evolve(CONFIGS, **change))()
         torch.cuda.synchronize()
     except Exception as error:
         return f"{type(error).__name__}: {error}"[:200]
@@ -165,8 +161,8 @@ def decode_figures() -> list[dict[str, Any]]:
     return figures
 
 
-def prefill_figures() -> tuple[list[dict[str, Any]], dict[str, list[dict[str, Any]]], dict[str, Any]]:
-    """The whole layer by prompt; each kernel's configurations; the best of each together."""
+def prefill_figures() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The whole layer by prompt; the chunked rule by the way to scan."""
     from trivet.ops.fused.delta_chunks import CONFIGS
     from trivet.ops.fused.delta_inputs import delta_inputs
     from trivet.ops.fused.gated_norm import gated_rms_norm
@@ -205,27 +201,22 @@ def prefill_figures() -> tuple[list[dict[str, Any]], dict[str, list[dict[str, An
         figures.append({"tokens": SWEPT_PROMPT, "input_warps": warps, "inputs_us": us})
         print(f"prefill inputs w{warps} {us:7.1f} us", flush=True)
 
-    projected = layer.projected(SWEPT_PROMPT)
-    sweep: dict[str, list[dict[str, Any]]] = {}
-    best = CONFIGS
-    for kernel, configs in swept().items():
-        sweep[kernel] = []
-        for config in [getattr(CONFIGS, kernel), *configs]:
+    sweep: list[dict[str, Any]] = []
+    layer = DeltaLayer.drawn(PUBLISHED, max(map(len, SWEPT_ROWS)), DTYPE, seed=1)
+    for lengths in SWEPT_ROWS:
+        projected, name = layer.projected(sum(lengths)), f"{len(lengths)} x {lengths[0]}"
+        timed = []
+        for change in swept():
             try:
-                us = microseconds([chunked(layer, projected, [SWEPT_PROMPT], evolve(CONFIGS, **{kernel: config}))])
+                us = microseconds([chunked(layer, projected, list(lengths), evolve(CONFIGS, **change))])
             except Exception as error:
-                sweep[kernel].append({"config": config, "failed": str(error)[:200]})
+                sweep.append({"rows": name, "change": change, "failed": str(error)[:200]})
                 continue
-            sweep[kernel].append({"config": config, "rule_us": us})
-            print(f"prefill rule {us:7.1f} us with {kernel} {config}", flush=True)
-        timed = [entry for entry in sweep[kernel] if "rule_us" in entry]
-        fastest = min(timed, key=lambda entry: float(entry["rule_us"]))
-        best = evolve(best, **{kernel: fastest["config"]})
-        print(f"best prefill {kernel}: {fastest}", flush=True)
-    copy = layer.copied()
-    now, then = (chunked(each, projected, [SWEPT_PROMPT], c) for each, c in ((layer, CONFIGS), (copy, best)))
-    together = {"configs": asdict(best), "rule_us": microseconds([then]), "served_us": microseconds([now])}
-    return figures, sweep, together
+            timed.append({"rows": name, "change": change, "rule_us": us})
+            print(f"prefill rule {name:<8} {us:7.1f} us with {change or 'what serves'}", flush=True)
+        sweep += timed
+        print(f"best prefill rule: {min(timed, key=lambda entry: float(str(entry['rule_us'])))}", flush=True)
+    return figures, sweep
 
 
 def verified() -> dict[str, float]:
@@ -248,8 +239,29 @@ def verified() -> dict[str, float]:
     cut = PackedRows([512], "cuda", cuts=[StateCut(0, 300, 0)]).table(0)
     errors["chunks"] = apart(layer.chunks(projected, slots, cut, kept), expected)
     errors["state at a cut"] = apart(kept[0], states)
+    errors |= _ways_apart()
     if max(errors.values()) > 2e-2:
         raise SystemExit(f"apart from float64 by {errors}, expected at most 2e-2")
+    return errors
+
+
+def _ways_apart() -> dict[str, float]:
+    """How far each way to scan is from what serves, at rows of several chunks."""
+    from trivet.ops.fused.delta_chunks import CONFIGS
+
+    lengths, errors = [200, 64, 65], {}
+    layer = DeltaLayer.drawn(PUBLISHED, len(lengths), DTYPE, seed=3)
+    projected, draws = layer.projected(sum(lengths)), layer.generator.get_state()
+    served = None
+    for change in swept():
+        copy = layer.copied()
+        copy.generator.set_state(draws)  # for the same slots
+        try:
+            out = chunked(copy, projected, lengths, evolve(CONFIGS, **change))()
+        except Exception:
+            continue  # said where it was built
+        served = out.double() if served is None else served
+        errors[f"chunks by {change}"] = apart(out, served)
     return errors
 
 
@@ -259,15 +271,14 @@ def main(out: str) -> None:
     with ProcessPoolExecutor(COMPILERS, mp_context=multiprocessing.get_context("spawn")) as compilers:
         built = [compilers.submit(compile_decode, name) for name in decode_blocks()]
         built += [compilers.submit(compile_inputs, warps) for warps in INPUT_WARPS]
-        one = [(kernel, config) for kernel, configs in swept().items() for config in configs]
-        failed = [error for error in compilers.map(compile_one, *zip(*one, strict=True)) if error is not None]
+        failed = [error for error in compilers.map(compile_one, swept()) if error is not None]
         for each in built:
             each.result()
     seconds = {"compile": time.perf_counter() - started}
     errors = verified()
     decode = decode_figures()
     seconds["decode"] = time.perf_counter() - started
-    prefill, sweep, together = prefill_figures()
+    prefill, sweep = prefill_figures()
     seconds["total"] = time.perf_counter() - started
     document = {
         "device": torch.cuda.get_device_name(),
@@ -279,12 +290,10 @@ def main(out: str) -> None:
         "decode": decode,
         "prefill": prefill,
         "configurations": sweep,
-        "best_configurations": together,
         "not_built": failed,
         "seconds": seconds,
     }
     Path(out).write_text(json.dumps(document, indent=1), encoding="utf-8")
-    print("best prefill:", json.dumps(together))
     print(f"not built: {failed}; worst error {max(errors.values()):.1e}; seconds {json.dumps(seconds)}")
 
 

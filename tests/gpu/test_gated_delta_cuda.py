@@ -5,17 +5,20 @@ The tests also run interpreted, on a machine without a device: ``TRITON_INTERPRE
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 import torch
+from attrs import evolve
 from tests.support.delta import DEVICE, PUBLISHED, DeltaLayer, apart, build_kernels
 
 from trivet.caches.state import StateCut
 from trivet.geometry import RecurrentGeometry
-from trivet.ops import PackedRows, gated_rms_norm
+from trivet.ops import PackedRows, causal_conv_prefill, decay_and_beta, gated_rms_norm
+from trivet.ops.gated_delta import UNIT_LENGTH_EPS
 
 ON_DEVICE = DEVICE == "cuda"
 SMALL = RecurrentGeometry(key_heads=2, value_heads=4, key_dim=32, value_dim=64, conv_kernel=3)
@@ -30,6 +33,11 @@ BATCHES = (1, 3, 16, 64) if ON_DEVICE else (1, 3)
 TOGETHER = (1, 2, 16, 64) if ON_DEVICE else (1, 2, 3)
 BLOCKS = [(8, 1), (32, 2), (128, 8)]
 """Columns and warps by which no state is served."""
+SCANS = [
+    {"BLOCK_V": 32, "COPIED": False, "num_warps": 4, "num_stages": 2},
+    {"BLOCK_V": 64, "COPIED": True, "num_warps": 4, "num_stages": 3},
+]
+"""Configurations of the scan that do not serve."""
 LENGTHS = [[1], [63], [64], [65], [128], [1, 65, 2, 64, 130, 63, 1], *([[8192], [8192, 5, 1]] if ON_DEVICE else [])]
 SERVED_DTYPE = torch.bfloat16 if ON_DEVICE else torch.float16
 """The interpreter cuts bfloat16 off instead of rounding it, and multiplies matrices of it wrongly."""
@@ -215,6 +223,26 @@ def check_cuts(recurrent: RecurrentGeometry, lengths: list[int], cuts: list[Stat
     assert all(kind[unused].isnan().all() for kind in kept)
 
 
+@pytest.mark.parametrize("scan", SCANS, ids=lambda scan: f"{scan['BLOCK_V']} {scan['COPIED']}")
+def test_outputs_are_the_same_up_to_rounding_however_chunks_are_scanned(scan: dict[str, int]) -> None:
+    from trivet.ops.fused.delta_chunks import CONFIGS, chunked_delta_rule
+    from trivet.ops.fused.delta_inputs import delta_inputs
+
+    lengths = [130, 3, 66]
+    layer = DeltaLayer.drawn(CHUNKED[0], len(lengths), SERVED_DTYPE, seed=10)
+    other, slots, projected = layer.copied(), layer.some_slots(len(lengths)), layer.projected(sum(lengths))
+    kept, other_kept = layer.snapshots(1), layer.snapshots(1)
+    table = PackedRows(lengths, DEVICE, cuts=[StateCut(0, 65, 0)]).table(0)
+    parameters = (layer.recurrent, layer.conv_weight, layer.a_log, layer.dt_bias, layer.tails, slots, table)
+    made = delta_inputs(projected, *parameters, kept[1])
+    given = (made.query, made.key, made.value, made.decay, made.beta)
+    out = chunked_delta_rule(*given, layer.states, slots, table, kept[0])
+    found = chunked_delta_rule(*given, other.states, slots, table, other_kept[0], evolve(CONFIGS, scan=scan))
+    assert apart(found, out.double()) <= FURTHEST[SERVED_DTYPE] / 4
+    assert apart(other.states, layer.states.double()) <= 1e-3
+    assert apart(other_kept[0], kept[0].double()) <= 1e-3
+
+
 def test_a_cut_without_snapshots_is_refused() -> None:
     layer = DeltaLayer.drawn(SMALL, 1, SERVED_DTYPE, seed=4)
     before, table = layer.copied(), PackedRows([3], DEVICE, cuts=[StateCut(0, 1, 0)]).table(0)
@@ -232,6 +260,42 @@ def test_a_token_gives_the_same_by_either_kernel_up_to_rounding() -> None:
     chunked = other.chunks(projected, slots, PackedRows([1] * 4, DEVICE).table(0))
     assert apart(chunked, out.double()) <= FURTHEST[SERVED_DTYPE]
     assert torch.equal(layer.tails, other.tails)
+
+
+@pytest.mark.parametrize("recurrent", [*CHUNKED, UNEVEN], ids=lambda g: f"{g.key_dim}-{g.value_dim}")
+def test_what_the_chunked_rule_is_given_rounds_where_the_torch_operations_round(recurrent: RecurrentGeometry) -> None:
+    from trivet.ops.fused.delta_inputs import delta_inputs
+
+    lengths, near = [67, 2, 130], 2**-6 if SERVED_DTYPE is torch.bfloat16 else 2**-9
+    layer = DeltaLayer.drawn(recurrent, len(lengths), SERVED_DTYPE, seed=11)
+    projected, slots, rows = layer.projected(sum(lengths)), layer.some_slots(len(lengths)), PackedRows(lengths, DEVICE)
+    heads = recurrent.value_heads
+    # To where the activation gives nothing, or gives its argument again.
+    projected[:, : recurrent.conv_channels] *= torch.logspace(-2, 2, recurrent.conv_channels, device=DEVICE)
+    mixed, _, b, a = projected.split((recurrent.conv_channels, recurrent.value_elements, heads, heads), dim=-1)
+    mixed, tails = causal_conv_prefill(mixed, layer.conv_weight, layer.tails[slots], rows)
+    pairs, value = mixed.split((2 * recurrent.key_elements, recurrent.value_elements), dim=-1)
+    pairs = pairs.double().unflatten(1, (2, recurrent.key_heads, recurrent.key_dim))
+    pairs = pairs * (pairs.square().sum(-1, keepdim=True) + UNIT_LENGTH_EPS).rsqrt()
+    log_decay, beta = decay_and_beta(a, b, layer.a_log, layer.dt_bias)
+    found = delta_inputs(
+        projected, recurrent, layer.conv_weight, layer.a_log, layer.dt_bias, layer.tails, slots, rows.table(0)
+    )
+    for part, expected in (
+        (found.query, pairs[:, 0]),
+        (found.key, pairs[:, 1]),
+        (found.value, value.view_as(found.value)),
+    ):
+        expected = expected.to(part.dtype)
+        assert (part == expected).float().mean() > 0.98
+        assert torch.allclose(part.float(), expected.float(), rtol=near, atol=1e-6)
+    place = torch.cat([torch.arange(length, device=DEVICE) % 64 for length in lengths])
+    summed = log_decay.double()
+    for token in range(len(place)):
+        summed[token] += summed[token - 1] if place[token] else 0.0
+    assert torch.allclose(found.decay.double(), summed / math.log(2), rtol=1e-4, atol=1e-5)
+    assert torch.allclose(found.beta, beta.float(), rtol=near, atol=1e-6)
+    assert torch.equal(layer.tails[slots], tails)
 
 
 @pytest.mark.parametrize("width", [128, 20])

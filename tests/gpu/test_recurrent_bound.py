@@ -58,8 +58,9 @@ MIXES = {
     "cut twice, a chunk apart": Mix((1, 66, 66), 1, cut(1, 1, 65) + cut(2, 1, 65), 64),
 }
 WORST = ("decode rows alone", "prompts of one token", "cut behind the first token")
-LOOSEST = 1.02
-"""Times what the worst mixes take: tables are planned for segments that do not all come at once."""
+LOOSEST = 1.03
+"""Times what the worst mixes take: tables are planned for segments that do not all come at once, and where there is no
+device they take nothing."""
 
 
 @pytest.fixture(autouse=True)

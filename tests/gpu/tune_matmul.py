@@ -1,10 +1,12 @@
 """Measure which kernel multiplies few rows fastest, and write the committed table.
 
     python -m tests.gpu.tune_matmul TABLE.json RAW.json [--geometry qwen3-14b] [--dependent] [--dtype bfloat16]
+        [--rows 16,32,64] [--one-wave] [--seconds 100]
 
 `TABLE.json` is ``core/trivet/ops/fused/matmul.json``: the shapes of the geometries that are named are replaced there,
-the others stay. Every candidate is held against float64 before it is timed. A figure is the time of one product in a
-CUDA graph of several, over weights that together exceed the L2.
+for the numbers of rows that are named, and the others stay. The library and what the table holds are always among the
+candidates; `RAW.json` holds the figures of this run alone. Every candidate is held against float64 before it is timed.
+A figure is the time of one product in a CUDA graph of several, over weights that together exceed the L2.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +45,9 @@ GIVE_UP = 1.3
 """A candidate that takes this many times the best time so far in its first replay is not replayed again."""
 HALF_STEP = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 SHARED_MEMORY_BYTES = 227 * 1024
+RESERVED_BYTES = 1024
+"""Of shared memory, taken by every program."""
+ONE_WAVE = (0.5, 1.0)
 COMPILERS = min(14, os.cpu_count() or 1)
 
 
@@ -97,20 +103,38 @@ def candidates(rows: int) -> Iterator[MatmulConfig]:
         (False, 32, 128, 4, 5),
         (False, 32, 256, 4, 3),
         (False, 64, 128, 4, 4),
+        (True, 64, 32, 4, 5),
+        (True, 64, 64, 4, 3),
+        (True, 64, 64, 4, 4),
         (True, 64, 64, 4, 6),
+        (True, 64, 128, 4, 2),
         (True, 64, 128, 4, 3),
         (True, 64, 128, 4, 5),
         (True, 64, 256, 4, 3),
+        (True, 128, 32, 4, 6),
+        (True, 128, 64, 4, 3),
+        (True, 128, 64, 8, 3),
         (True, 128, 64, 4, 4),
         (True, 128, 64, 8, 5),
+        (True, 128, 128, 8, 2),
         (True, 128, 128, 8, 3),
+        (True, 256, 64, 8, 2),
+        (True, 256, 64, 8, 4),
     ):
         if not weights_first and block_m == 64:
             continue  # both orders fill the matrix instruction then
         if stages * (block_m + block_n) * block_k * 2 > SHARED_MEMORY_BYTES:
             continue
-        for split in (1, 2, 4, 8):
+        for split in range(1, 13):
             yield MatmulConfig("tiles", block_n, block_k, warps, stages, split, weights_first)
+
+
+def waves(product: Product, config: MatmulConfig, rows: int, multiprocessors: int) -> float:
+    """Programs over those that the device holds at once, by the shared memory of a multiprocessor alone."""
+    block_m = max(LEAST_BLOCK_M, triton.next_power_of_2(rows))
+    program_bytes = config.stages * (block_m + config.block_n) * config.block_k * 2 + RESERVED_BYTES
+    programs = -(-product.outputs // config.block_n) * config.split
+    return programs / (multiprocessors * (SHARED_MEMORY_BYTES // program_bytes))
 
 
 def sensible(product: Product, config: MatmulConfig, multiprocessors: int) -> bool:
@@ -123,41 +147,55 @@ def sensible(product: Product, config: MatmulConfig, multiprocessors: int) -> bo
     return programs >= 0.9 * multiprocessors and product.inner // config.split >= 4 * config.block_k
 
 
-def compile_one(
-    config: MatmulConfig, rows: int, dtype: torch.dtype, residual: bool, gated: bool, dependent: bool
-) -> str | None:
+@frozen
+class Variant:
+    """What Triton compiles a kernel for: a candidate, for some products and numbers of rows."""
+
+    config: MatmulConfig
+    rows: int
+    even: bool
+    residual: bool
+    gated: bool
+
+
+def variant(product: Product, config: MatmulConfig, rows: int) -> Variant:
+    """The compiled kernel that `config` takes for this product."""
+    even = product.outputs % config.block_n == 0
+    return Variant(config, kernel_rows(config, rows), even, product.residual, product.gated)
+
+
+def compile_one(wanted: Variant, dtype: torch.dtype, dependent: bool) -> str | None:
     """Compile in a process of its own, into Triton's cache on disk; returns what went wrong."""
     try:
-        weight = torch.zeros(256, 2048, dtype=dtype, device="cuda")
-        x = weight.new_zeros(rows, 2048)
-        out = weight.new_zeros(rows, 128 if gated else 256)
-        arrivals = torch.zeros(256, dtype=torch.int32, device="cuda")
-        launch_matmul(config, x, weight, None, out, arrivals, accumulate=residual, gated=gated, dependent=dependent)
+        outputs = 256 if wanted.even else 272
+        weight = torch.zeros(outputs, 2048, dtype=dtype, device="cuda")
+        x = weight.new_zeros(wanted.rows, 2048)
+        out = weight.new_zeros(wanted.rows, outputs // 2 if wanted.gated else outputs)
+        arrivals = torch.zeros(outputs, dtype=torch.int32, device="cuda")
+        launch_matmul(
+            wanted.config,
+            x,
+            weight,
+            None,
+            out,
+            arrivals,
+            accumulate=wanted.residual,
+            gated=wanted.gated,
+            dependent=dependent,
+        )
         torch.cuda.synchronize()
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return None
 
 
-def compile_all(
-    products: Sequence[Product], dtype: torch.dtype, multiprocessors: int, dependent: bool
-) -> set[tuple[Any, ...]]:
-    """Compile every candidate side by side; returns those that cannot be compiled or launched."""
-    wanted = {
-        (config, kernel_rows(config, rows), dtype, product.residual, product.gated, dependent)
-        for product in products
-        for rows in BATCHES
-        for config in candidates(rows)
-        if sensible(product, config, multiprocessors)
-    }
+def compile_all(wanted: set[Variant], dtype: torch.dtype, dependent: bool) -> set[Variant]:
+    """Compile side by side; returns those that cannot be compiled or launched."""
     ordered = sorted(wanted, key=str)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(COMPILERS, context) as pool:
-        failures = pool.map(compile_one, *zip(*ordered, strict=True), chunksize=4)
-        failed = {}
-        for key, failure in zip(ordered, failures, strict=True):
-            if failure is not None:
-                failed[key] = failure
+        failures = list(pool.map(partial(compile_one, dtype=dtype, dependent=dependent), ordered, chunksize=2))
+    failed = {key: failure for key, failure in zip(ordered, failures, strict=True) if failure is not None}
     for key, failure in failed.items():
         print("left out:", key, failure[:200], flush=True)
     return set(failed)
@@ -275,19 +313,67 @@ class Bench:
         return None
 
 
-def tune(
-    product: Product, dtype: torch.dtype, failed: set[tuple[Any, ...]], multiprocessors: int, dependent: bool
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+@frozen
+class Plan:
+    """What a run measures.
+
+    Attributes:
+        rows: upper ends of ranges of rows.
+        one_wave: only candidates whose programs the device holds all at once, and not many fewer.
+        before: the table that the run begins with, whose choice is always a candidate.
+        dtype: of inputs and weights.
+        dependent: time candidates under programmatic dependent launch.
+        multiprocessors: of the device.
+        deadline: by `time.perf_counter`; what is not measured by then keeps what the table holds.
+    """
+
+    rows: tuple[int, ...]
+    one_wave: bool
+    before: DeviceTable
+    dtype: torch.dtype
+    dependent: bool
+    multiprocessors: int
+    deadline: float
+
+    def fits(self, product: Product, config: MatmulConfig, rows: int) -> bool:
+        """Whether the programs are about as many as the device holds at once."""
+        least, most = ONE_WAVE
+        return least <= waves(product, config, rows, self.multiprocessors) <= most
+
+    def tabled(self, product: Product) -> dict[int, MatmulConfig]:
+        """What the table holds, by the upper end of a range of rows."""
+        name = str(self.dtype).removeprefix("torch.")
+        return dict(self.before.shapes.get(MatmulShape(product.outputs, product.inner, name, product.gated), {}))
+
+    def candidates(self, product: Product, rows: int) -> list[MatmulConfig]:
+        """What is timed: what the table holds first, if it is not the library."""
+        tabled = self.tabled(product).get(rows)
+        others = (
+            config
+            for config in candidates(rows)
+            if sensible(product, config, self.multiprocessors)
+            and (not self.one_wave or self.fits(product, config, rows))
+        )
+        return list(dict.fromkeys([*([tabled] if tabled else []), *others]))
+
+
+def tune(product: Product, plan: Plan, failed: set[Variant]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Raw figures of one product, and its entry of the table."""
-    bench, figures, batches = Bench(product, dtype), [], {}
+    tabled, dependent, dtype = plan.tabled(product), plan.dependent, plan.dtype
+    figures: list[dict[str, Any]] = []
+    batches = {str(rows): config_values(tabled.get(rows)) for rows in BATCHES}
     weight_bytes = product.outputs * product.inner * 2
-    for rows in BATCHES:
+    in_time = time.perf_counter() < plan.deadline
+    bench = Bench(product, dtype) if in_time else None
+    for rows in plan.rows:
+        if bench is None or time.perf_counter() >= plan.deadline:
+            print(f"{product.name:8s} rows {rows:2d}: out of time, as before", flush=True)
+            continue
         library = graph_microseconds(bench.library(rows), bench.launches)
-        best, best_config = library, None
-        timed = []
-        for config in candidates(rows):
-            key = (config, kernel_rows(config, rows), dtype, product.residual, product.gated, dependent)
-            if key in failed or not sensible(product, config, multiprocessors):
+        best, best_config, was = library, None, library
+        timed: list[dict[str, Any]] = []
+        for config in plan.candidates(product, rows):
+            if variant(product, config, rows) in failed:
                 continue
             wrong = bench.wrong(config, rows, dependent)
             if wrong is not None:
@@ -296,13 +382,16 @@ def tune(
                 continue
             us = graph_microseconds(bench.ours(config, rows, dependent), bench.launches, best)
             timed.append({"config": asdict(config), "us": round(us, 2)})
+            if config == tabled.get(rows):
+                was = us
             if us < best:
                 best, best_config = us, config
         chosen = best_config if best_config is not None and best <= WORTH * library else None
-        batches[str(rows)] = LIBRARY if chosen is None else asdict(chosen)
+        batches[str(rows)] = config_values(chosen)
         rate = weight_bytes / best / 1e6
         print(
-            f"{product.name:8s} rows {rows:2d}: {LIBRARY} {library:7.1f} us, best {best:7.1f} us ({rate:.2f} TB/s)",
+            f"{product.name:8s} rows {rows:2d}: {LIBRARY} {library:7.1f} us, before {was:7.1f} us, "
+            f"best {best:7.1f} us ({rate:.2f} TB/s)",
             chosen or LIBRARY,
             flush=True,
         )
@@ -355,6 +444,14 @@ def layer_microseconds(
     return graph_microseconds(layer, 3 * layers)
 
 
+def listed_rows(text: str) -> tuple[int, ...]:
+    """Numbers of rows from a command line, each of them the end of a range that the table has."""
+    rows = tuple(int(number) for number in text.split(","))
+    if not set(rows) <= set(BATCHES):
+        raise argparse.ArgumentTypeError(f"{text}: numbers of rows that are tabled are {BATCHES}")
+    return rows
+
+
 def main() -> None:
     """Measure, and write the table and the raw figures."""
     parser = argparse.ArgumentParser()
@@ -364,16 +461,24 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16"])
     parser.add_argument("--dependent", action="store_true", help="time candidates under programmatic dependent launch")
     parser.add_argument("--evidence", default="sdk_docs/evidence/matmul-h200.json")
+    parser.add_argument("--rows", type=listed_rows, default=BATCHES, help="numbers of rows to measure")
+    parser.add_argument("--one-wave", action="store_true", help="leave out what the device cannot hold at once")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="after which nothing more is measured")
     asked = parser.parse_args()
     geometries, dtype = asked.geometry or ["qwen3-14b"], getattr(torch, asked.dtype)
     properties = torch.cuda.get_device_properties(0)
     names, started = [properties.name.lower()], time.perf_counter()
+    tables = tables_from(asked.table.read_text(encoding="utf-8")) if asked.table.exists() else {}
+    before = tables.get(names[0], DeviceTable())
+    deadline = started + asked.seconds
+    plan = Plan(asked.rows, asked.one_wave, before, dtype, asked.dependent, properties.multi_processor_count, deadline)
     products = list({(p.outputs, p.inner, p.gated): p for g in geometries for p in GEOMETRIES[g]}.values())
-    failed = compile_all(products, dtype, properties.multi_processor_count, asked.dependent)
-    print(f"compiled in {time.perf_counter() - started:.0f} s", flush=True)
+    wanted = {variant(p, config, rows) for p in products for rows in plan.rows for config in plan.candidates(p, rows)}
+    failed = compile_all(wanted, dtype, asked.dependent)
+    print(f"compiled {len(wanted)} kernels in {time.perf_counter() - started:.0f} s", flush=True)
     figures, entries = [], []
     for product in products:
-        measured, entry = tune(product, dtype, failed, properties.multi_processor_count, asked.dependent)
+        measured, entry = tune(product, plan, failed)
         figures += measured
         entries.append(entry)
         torch.cuda.empty_cache()
@@ -396,6 +501,7 @@ def main() -> None:
                 name: round(layer_microseconds(GEOMETRIES[geometry], used, rows, dtype, dependent), 1)
                 for name, used, dependent in (
                     ("library", DeviceTable(), False),
+                    ("table before, dependent launch", before, True),
                     ("table", table, False),
                     ("table, dependent launch", table, True),
                 )
@@ -415,6 +521,11 @@ def main() -> None:
     }
     asked.raw.write_text(json.dumps(raw, separators=(",", ":")), encoding="utf-8")
     print(f"done in {time.perf_counter() - started:.0f} s", flush=True)
+
+
+def config_values(config: MatmulConfig | None) -> dict[str, Any] | str:
+    """What the table says of a choice; None is the library."""
+    return LIBRARY if config is None else asdict(config)
 
 
 def table_text(document: dict[str, Any]) -> str:

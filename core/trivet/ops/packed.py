@@ -108,8 +108,8 @@ class ChunkTable:
     Attributes:
         starts: int64 ``[segments + 1]``, each segment's first token, and the number of tokens.
         chunks: int64 ``[chunks, 2]``, each chunk's segment and its number within the segment.
-        segments: int64 ``[segments, 4]``, each segment's row, the tokens of the row before it, its first chunk, and the
-            snapshot of the state behind it: -1 for the last of a row, and for no other.
+        segments: int64 ``[segments, 3]``, each segment's row, the tokens of the row before it, and the snapshot of the
+            state behind it: -1 for the last of a row, and for no other.
         row_segments: int64 ``[rows + 1]``, each row's first segment, and the number of segments.
         chunk_tokens: length of a chunk; a segment's last may be shorter.
         cuts: places at which a state is kept.
@@ -147,7 +147,7 @@ class TableShape:
         return ChunkTable(
             starts=starts[: self.segments + 1],
             chunks=chunks.view(-1, 2),
-            segments=segments.view(-1, 4),
+            segments=segments[: 3 * self.segments].view(-1, 3),
             row_segments=row_segments[: self.rows + 1],
             chunk_tokens=DEVICE_CHUNK_TOKENS,
             cuts=self.cuts,
@@ -268,7 +268,7 @@ class PackedRows:
         before = starts[:-1] - (row_ends - counts)[row]
         row_segments = np.searchsorted(row, np.arange(rows + 1))
 
-        chunks, segments = np.stack((segment, number), 1), np.stack((row, before, first_chunk, snapshot), 1)
+        chunks, segments = np.stack((segment, number), 1), np.stack((row, before, snapshot), 1)
         shape = TableShape(rows, len(ends), len(segment), len(cuts))
         parts = (starts, chunks, segments, row_segments)
         padded = [np.resize(part, size) for part, size in zip(parts, shape.sizes, strict=True)]

@@ -40,7 +40,7 @@ def chunk_table_parts(rows: int, segments: int, chunks: int) -> tuple[int, ...]:
 
     Each is a multiple of 16 bytes long, whatever the rows, since kernels are compiled for the alignment that they find.
     """
-    return tuple(part + part % 2 for part in (segments + 1, 2 * chunks, 4 * segments, rows + 1))
+    return tuple(part + part % 2 for part in (segments + 1, 2 * chunks, 3 * segments, rows + 1))
 
 
 def recurrent_bytes(layer: RecurrentGeometry, tokens: int, rows: int, longest_row_tokens: int, width: int) -> int:
@@ -88,7 +88,7 @@ def fused_recurrent_bytes(
     segments = min((1 + MOST_CUTS_PER_ROW) * chunked_rows, tokens)
     chunks = most_device_chunks(tokens, chunked_rows, grain_tokens)
     table = sum(chunk_table_parts(chunked_rows, segments, chunks)) * INDEX_BYTES
-    return held + table + max(prepared, _device_chunk_bytes(layer, tokens, chunks, width))
+    return held + table + max(prepared, _device_chunk_bytes(layer, tokens, width))
 
 
 def most_device_chunks(tokens: int, rows: int, grain_tokens: int) -> int:
@@ -102,14 +102,13 @@ def most_device_chunks(tokens: int, rows: int, grain_tokens: int) -> int:
     return min(tokens, (tokens + rows * lacking) // DEVICE_CHUNK_TOKENS)
 
 
-def _device_chunk_bytes(layer: RecurrentGeometry, tokens: int, chunks: int, width: int) -> int:
-    """Of the chunked kernels, in the order in which they make their tensors."""
+def _device_chunk_bytes(layer: RecurrentGeometry, tokens: int, width: int) -> int:
+    """Of the chunked kernels: all that they make until they have what tokens read and write."""
     unit_length, values = 2 * tokens * layer.key_elements, tokens * layer.value_elements
     gates = 2 * tokens * layer.value_heads * FLOAT32_BYTES
     readers, written = tokens * layer.value_heads * layer.key_dim, tokens * layer.value_elements
-    systems = tokens * layer.value_heads * DEVICE_CHUNK_TOKENS  # gone before there are states
-    states = chunks * math.prod(layer.state_shape)
-    return gates + (unit_length + values + readers + written + max(systems, states)) * width
+    systems = 2 * tokens * layer.value_heads * DEVICE_CHUNK_TOKENS  # their inverses, and the weights of outputs
+    return gates + (unit_length + values + readers + written + systems) * width
 
 
 def _convolution_bytes(layer: RecurrentGeometry, tokens: int, rows: int, width: int) -> int:

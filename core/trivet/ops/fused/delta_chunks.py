@@ -1,8 +1,8 @@
 """Rows of any lengths through a Gated DeltaNet layer, between its two projections: chunk by chunk.
 
 What chunks do each for itself is done by flash-linear-attention's kernels; `trivet.ops.fused.delta_scan` takes the
-states from chunk to chunk. The kernels of fla.ops.gated_delta_rule and fla.ops.common are launched here, not through
-the functions around them:
+states from chunk to chunk, and reads the outputs beside that. The kernels of fla.ops.gated_delta_rule
+are launched here, not through the functions around them:
 
 - those time many configurations of each kernel at its first call, for minutes, and different processes may settle on
   different ones, whose results differ in rounding. Here the configurations are fixed;
@@ -25,7 +25,7 @@ from trivet.capacity.fused import MOST_HEAD_WIDTH, missing_fla
 from trivet.geometry import RecurrentGeometry
 from trivet.launch import lean
 from trivet.ops.fused.delta_inputs import delta_inputs
-from trivet.ops.fused.delta_scan import delta_scan
+from trivet.ops.fused.delta_scan import delta_scan, delta_weights
 from trivet.ops.fused.gated_norm import gated_rms_norm
 from trivet.ops.packed import ChunkTable
 from trivet.reservation.recurrent import LEAST_TILE
@@ -46,14 +46,12 @@ class ChunkConfigs:
     Attributes:
         solve: inverts each chunk's triangular system.
         write: what each token writes, and what it reads of the state before its chunk.
-        scan: takes the state from chunk to chunk.
-        read: the outputs.
+        scan: takes the state from chunk to chunk, and reads the outputs.
     """
 
     solve: dict[str, int] = field(factory=lambda: {"BK": 128, "num_warps": 1, "num_stages": 3})
     write: dict[str, int] = field(factory=lambda: {"num_warps": 8, "num_stages": 3})
-    scan: dict[str, int] = field(factory=lambda: {"BLOCK_V": 32, "num_warps": 4, "num_stages": 3})
-    read: dict[str, int] = field(factory=lambda: {"BK": 64, "BV": 128, "num_warps": 4, "num_stages": 3})
+    scan: dict[str, int] = field(factory=lambda: {"BLOCK_V": 64, "COPIED": False, "num_warps": 8, "num_stages": 3})
 
 
 CONFIGS = ChunkConfigs()
@@ -65,7 +63,6 @@ class ChunkKernels:
 
     solve: Any
     write: Any
-    read: Any
 
 
 @cache
@@ -73,14 +70,12 @@ def chunk_kernels() -> ChunkKernels | None:
     """The kernels; None where the library is missing or of another version."""
     if missing_fla() is not None:
         return None
-    from fla.ops.common.chunk_o import chunk_fwd_kernel_o
     from fla.ops.gated_delta_rule.chunk_fwd import chunk_gated_delta_rule_fwd_kkt_solve_kernel
     from fla.ops.gated_delta_rule.wy_fast import recompute_w_u_fwd_kernel
 
     return ChunkKernels(
         solve=lean(_bare(chunk_gated_delta_rule_fwd_kkt_solve_kernel)),
         write=lean(_bare(recompute_w_u_fwd_kernel)),
-        read=lean(_bare(chunk_fwd_kernel_o)),
     )
 
 
@@ -89,13 +84,6 @@ def _bare(kernel: Any) -> Any:
     while isinstance(kernel, (triton.runtime.Autotuner, triton.runtime.Heuristics)):
         kernel = kernel.fn
     return kernel
-
-
-def _fitted(config: dict[str, int], key_dim: int, value_dim: int) -> dict[str, int]:
-    """`config` with no block larger than the heads are, in whole matrix tiles."""
-    dims = {"BK": key_dim, "BV": value_dim}
-    fitting = {name: max(triton.next_power_of_2(dim), LEAST_TILE) for name, dim in dims.items() if name in config}
-    return config | {name: min(config[name], most) for name, most in fitting.items()}
 
 
 def chunks_serve(recurrent: RecurrentGeometry) -> bool:
@@ -133,11 +121,11 @@ def chunked_delta_rule(
     gated = {"USE_G": True, "IS_VARLEN": True}
     of_chunks = {"cu_seqlens": table.starts, "chunk_indices": table.chunks} | gated
 
-    # Blocks above the diagonal are read, and nobody writes them.
-    inverse = value.new_zeros((tokens, heads, chunk))
+    inverse, weights = value.new_empty((tokens, heads, chunk)), value.new_empty((tokens, heads, chunk))
+    delta_weights(query, key, decay, table, inverse, weights, SOLVED_BLOCK)
+    solved = configs.solve | {"BK": min(configs.solve["BK"], max(triton.next_power_of_2(key_dim), LEAST_TILE))}
     kernels.solve[(chunks, heads)](
-        k=key, g=decay, beta=beta, A=inverse, BC=SOLVED_BLOCK, **of_chunks, **shape,
-        **_fitted(configs.solve, key_dim, value_dim),
+        k=key, g=decay, beta=beta, A=inverse, BC=SOLVED_BLOCK, **of_chunks, **shape, **solved
     )  # fmt: skip
     readers = key.new_empty((tokens, heads, key_dim))
     written = torch.empty_like(value)
@@ -153,25 +141,7 @@ def chunked_delta_rule(
         **({"BK": WRITTEN_BLOCK, "BV": WRITTEN_BLOCK} | of_chunks | shape | configs.write),
     )
     del inverse
-    before = key.new_empty((chunks, heads, key_dim, value_dim))
-    delta_scan(key, readers, written, decay, states, kept_states, slots, table, before, configs.scan)
-    read = _fitted(configs.read, key_dim, value_dim)
-    kernels.read[(triton.cdiv(value_dim, read["BV"]) * chunks, heads)](
-        q=query,
-        k=key,
-        v=written,
-        h=before,
-        g=decay,
-        g_gamma=None,
-        o=written,
-        scale=key_dim**-0.5,
-        V=value_dim,
-        USE_G_GAMMA=False,
-        STATE_V_FIRST=False,
-        **of_chunks,
-        **shape,
-        **read,
-    )
+    delta_scan(query, key, weights, readers, written, decay, states, kept_states, slots, table, configs.scan)
     return written
 
 

@@ -33,6 +33,8 @@ PREPARED_HEADS = 4
 NORMED_ELEMENTS = 512
 """Of a program of the last kernel."""
 
+PACKED_BYTES = 8
+"""Of a channel's taps, if they are loaded as one integer."""
 
 LEAST_ELEMENTS_OF_A_WARP = 1024
 """Of a head's state: blocks that are smaller than served ones take fewer warps."""
@@ -83,64 +85,87 @@ def _delta_prepare_kernel(
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
     LENGTH_EPS: tl.constexpr,
+    PACKED: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Program ``(heads, row)``: query heads, then key heads, then value heads."""
+    """Program ``(heads, row)``: query heads, then key heads, then value heads.
+
+    `PACKED`: a channel's taps are loaded as one integer of 64 bits.
+    """
     if DEPENDENT:
         gdc_launch_dependents()
-    head = tl.program_id(0) * HEADS + tl.arange(0, HEADS)
+    first_head = tl.program_id(0) * HEADS
+    head = first_head + tl.arange(0, HEADS)
     row = tl.program_id(1).to(tl.int64)
     channels: tl.constexpr = 2 * KEY_HEADS * KEY_DIM + VALUE_HEADS * VALUE_DIM
     rates_at: tl.constexpr = channels + VALUE_HEADS * VALUE_DIM
     dtype: tl.constexpr = projected.dtype.element_ty
     is_value = head >= 2 * KEY_HEADS
     value_head = head - 2 * KEY_HEADS
-    width = tl.where(is_value, VALUE_DIM, KEY_DIM)
-    first_channel = tl.where(is_value, 2 * KEY_HEADS * KEY_DIM + value_head * VALUE_DIM, head * KEY_DIM)
     d = tl.arange(0, BLOCK)
-    channel = first_channel[:, None] + d[None, :]
+    there = head < 2 * KEY_HEADS + VALUE_HEADS
+    if KEY_DIM == VALUE_DIM:
+        channel = head[:, None] * KEY_DIM + d[None, :]
+        inside = (d < KEY_DIM)[None, :] & there[:, None]
+    else:
+        first_channel = tl.where(is_value, 2 * KEY_HEADS * KEY_DIM + value_head * VALUE_DIM, head * KEY_DIM)
+        channel = first_channel[:, None] + d[None, :]
+        inside = (d[None, :] < tl.where(is_value, VALUE_DIM, KEY_DIM)[:, None]) & there[:, None]
 
     # Neither slots, tails nor parameters are of the kernels that may still be at work: those of this step's layer
     # before, between which and the last step lie kernels that wait for all before them.
+    if PACKED:
+        packed_at = conv_weight.to(tl.pointer_type(tl.int64), bitcast=True) + channel
+        packed = tl.load(packed_at, mask=inside, other=0)
     slot = tl.load(slots + row).to(tl.int64)
     live = slot < live_slots
-    there = (head < 2 * KEY_HEADS + VALUE_HEADS) & live
-    inside = (d[None, :] < width[:, None]) & there[:, None]
+    there &= live
+    inside &= live
     tail = tails + slot * tail_stride + channel * tail_channel_stride
     total = tl.zeros([HEADS, BLOCK], tl.float32)
+    # Triton adds tuples, and unpacks none.
+    past: tl.tuple = ()
     for entry in tl.static_range(TAPS - 1):
-        past = tl.load(tail + entry * tail_tap_stride, mask=inside, other=0.0).to(tl.float32)
-        total += past * tl.load(conv_weight + channel * TAPS + entry, mask=inside, other=0.0).to(tl.float32)
-    tap = tl.load(conv_weight + channel * TAPS + (TAPS - 1), mask=inside, other=0.0).to(tl.float32)
-    gated = there & is_value
-    head_log = tl.load(a_log + value_head, mask=gated, other=0.0).to(tl.float32)
-    head_bias = tl.load(dt_bias + value_head, mask=gated, other=0.0).to(tl.float32)
+        past = past + (tl.load(tail + entry * tail_tap_stride, mask=inside, other=0.0),)  # noqa: RUF005
+    for entry in tl.static_range(TAPS - 1):
+        if PACKED:
+            tap = (packed >> (16 * entry)).to(tl.int16).to(conv_weight.dtype.element_ty, bitcast=True).to(tl.float32)
+        else:
+            tap = tl.load(conv_weight + channel * TAPS + entry, mask=inside, other=0.0).to(tl.float32)
+        total += past[entry].to(tl.float32) * tap
+    if PACKED:
+        tap = (packed >> (16 * (TAPS - 1))).to(tl.int16).to(conv_weight.dtype.element_ty, bitcast=True).to(tl.float32)
+    else:
+        tap = tl.load(conv_weight + channel * TAPS + (TAPS - 1), mask=inside, other=0.0).to(tl.float32)
 
     if DEPENDENT:
         gdc_wait()
     x = projected + row * projected_stride
     newest = tl.load(x + channel, mask=inside, other=0.0)
-    rate = tl.load(x + rates_at + value_head, mask=gated, other=0.0).to(tl.float32)
-    a = tl.load(x + rates_at + VALUE_HEADS + value_head, mask=gated, other=0.0).to(tl.float32)
+    past = past + (newest,)  # noqa: RUF005
+    into = prepared + row * (channels + 2 * VALUE_HEADS)
+    if first_head + HEADS > 2 * KEY_HEADS:
+        gated = there & is_value
+        rate = tl.load(x + rates_at + value_head, mask=gated, other=0.0).to(tl.float32)
+        a = tl.load(x + rates_at + VALUE_HEADS + value_head, mask=gated, other=0.0).to(tl.float32)
+        head_log = tl.load(a_log + value_head, mask=gated, other=0.0).to(tl.float32)
+        head_bias = tl.load(dt_bias + value_head, mask=gated, other=0.0).to(tl.float32)
+        tl.store(into + channels + value_head, tl.exp(log_decay(a, head_log, head_bias)), mask=gated)
+        beta = (1.0 / (1.0 + tl.exp(-rate))).to(dtype).to(tl.float32)
+        tl.store(into + channels + VALUE_HEADS + value_head, beta, mask=gated)
 
     # Rounded where the torch operations round; what they keep in float32 stays so.
     mixed = silu(total + newest.to(tl.float32) * tap).to(dtype).to(tl.float32)
-    inverse_length = tl.rsqrt(tl.sum(mixed * mixed, 1) + LENGTH_EPS)
-    mixed *= tl.where(is_value, 1.0, inverse_length)[:, None]
-    into = prepared + row * (channels + 2 * VALUE_HEADS)
+    if first_head < 2 * KEY_HEADS:
+        inverse_length = tl.rsqrt(tl.sum(mixed * mixed, 1) + LENGTH_EPS)
+        mixed *= tl.where(is_value, 1.0, inverse_length)[:, None]
     tl.store(into + channel, mixed, mask=inside)
-    tl.store(into + channels + value_head, tl.exp(log_decay(a, head_log, head_bias)), mask=gated)
-    beta = (1.0 / (1.0 + tl.exp(-rate))).to(dtype).to(tl.float32)
-    tl.store(into + channels + VALUE_HEADS + value_head, beta, mask=gated)
 
-    for entry in tl.static_range(TAPS - 2):
-        kept = tl.load(tail + (entry + 1) * tail_tap_stride, mask=inside, other=0.0)
-        # Every thread has read before one writes where another reads.
-        tl.debug_barrier()
-        tl.store(tail + entry * tail_tap_stride, kept, mask=inside)
+    # Where threads outnumber channels several have one: every thread has read before one writes.
     if TAPS > 1:
         tl.debug_barrier()
-        tl.store(tail + (TAPS - 2) * tail_tap_stride, newest, mask=inside)
+    for entry in tl.static_range(TAPS - 1):
+        tl.store(tail + entry * tail_tap_stride, past[entry + 1], mask=inside)
 
 
 @lean
@@ -244,16 +269,17 @@ def delta_decode(
     """
     if dependent is None:
         dependent = dependent_launch(projected.get_device())
-    rows, heads = projected.shape[0], recurrent.value_heads
+    rows, heads, taps = projected.shape[0], recurrent.value_heads, recurrent.conv_kernel
     widths = (recurrent.key_heads, heads, recurrent.key_dim, recurrent.value_dim)
     block_k, block_v = triton.next_power_of_2(recurrent.key_dim), triton.next_power_of_2(recurrent.value_dim)
     # Queries and keys of unit length, values, decays and rates.
     prepared = torch.empty((rows, recurrent.conv_channels + 2 * heads), dtype=torch.float32, device=projected.device)
+    packed = taps * conv_weight.element_size() == PACKED_BYTES and conv_weight.data_ptr() % PACKED_BYTES == 0
     _delta_prepare_kernel[(triton.cdiv(2 * recurrent.key_heads + heads, PREPARED_HEADS), rows)](
         projected, conv_weight, a_log, dt_bias, tails, slots, prepared,
         projected.stride(0), tails.stride(0), tails.stride(1), tails.stride(2), live_slots,
-        *widths, recurrent.conv_kernel, PREPARED_HEADS, max(block_k, block_v), UNIT_LENGTH_EPS,
-        dependent, num_warps=PREPARED_HEADS, launch_pdl=dependent,
+        *widths, taps, PREPARED_HEADS, max(block_k, block_v), UNIT_LENGTH_EPS,
+        packed, dependent, num_warps=PREPARED_HEADS, launch_pdl=dependent,
     )  # fmt: skip
     columns = min(blocks.columns, block_v)
     warps = min(blocks.warps, max(1, block_k * columns // LEAST_ELEMENTS_OF_A_WARP))

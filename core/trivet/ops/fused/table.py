@@ -26,35 +26,23 @@ class MatmulConfig:
 
     Attributes:
         kernel: ``"rows"``: each program multiplies some whole weight rows with up to four inputs, without tensor cores;
-            ``"tiles"``: tensor cores on tiles of weight rows, the inner dimension split over programs;
-            ``"stream_k"``: tensor cores on tiles of weight rows, laid end to end and shared out evenly between as many
-            programs as the device runs at once (Osama et al., Stream-K, 2023), the weight tile as the left operand.
-        block_n: weight rows of a tile.
+            ``"tiles"``: tensor cores on tiles of weight rows, the inner dimension split over programs.
+        block_n: weight rows of a program.
         block_k: inner elements taken at once.
         warps: warps of a program.
-        stages: depth of the pipeline of loads (not ``"rows"``).
+        stages: depth of the pipeline of loads (``"tiles"`` only).
         split: programs that share a tile's inner dimension (``"tiles"`` only).
         weights_first: the weight tile is the left operand, so that 64 or more of its rows fill a warp group's matrix
             instruction, however few inputs there are (``"tiles"`` only).
-        residents: programs for each multiprocessor (``"stream_k"`` only).
-        prefetch: blocks of the weight that a program, started while its predecessor drains, asks into the L2 before it
-            waits for its inputs (not ``"rows"``, which holds its first block in registers).
     """
 
-    kernel: Literal["rows", "tiles", "stream_k"]
+    kernel: Literal["rows", "tiles"]
     block_n: int
     block_k: int
     warps: int
     stages: int = 1
     split: int = 1
     weights_first: bool = False
-    residents: int = 1
-    prefetch: int = 0
-
-    @property
-    def counts_arrivals(self) -> bool:
-        """Whether programs share tiles, so that the last to arrive must be told from the others."""
-        return self.split > 1 or self.kernel == "stream_k"
 
 
 @frozen
