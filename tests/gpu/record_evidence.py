@@ -98,9 +98,9 @@ def bench(kind: str, model: str, options: str) -> Command:
     return of(f"trivet bench {kind} --model {model} --weights random --device cuda {options} --out {OUT}")
 
 
-def generate(model: str, options: str) -> Command:
+def generate(model: str, options: str, step_tokens: int = 8192) -> Command:
     """``trivet bench generate`` as all of its records have it."""
-    return bench("generate", model, f"--prompt-tokens 512 --max-step-tokens 8192 {options}")
+    return bench("generate", model, f"--prompt-tokens 512 --max-step-tokens {step_tokens} {options}")
 
 
 def arms(model: str, options: str) -> Command:
@@ -118,14 +118,14 @@ def of_model(size: str, model: str) -> Iterator[Stage]:
     yield Stage(f"gate-{size}", (of(f"trivet gate {model} --weights random --device cuda --long --out {OUT}"),), 900)
     steps = "--batch 1,16,64 --new-tokens 256 --repeats 2 --ttft 4096 --warm-ttft 4096 --kernels"
     yield Stage(f"generate-{size}", (generate(model, steps),), 600)
-    many = "--batch 64 --new-tokens 16 --repeats 3 --many 256 --many-new-tokens 128 --max-requests 256"
-    yield Stage(f"throughput-{size}", (generate(model, many),), 600)
+    many = "--batch 64 --new-tokens 16 --repeats 2 --many 256 --many-new-tokens 128 --max-requests 256"
+    yield Stage(f"throughput-{size}", (generate(model, many, 16384),), 600)
     pinned = "--batch 1,16,64 --new-tokens 64 --repeats 2 --numeric-policy pinned"
     yield Stage(f"pinned-{size}", (generate(model, pinned),), 600)
     clients = "--requests 64 --concurrency 16 --prompt-tokens 512-8192 --new-tokens 128 --max-step-tokens 2048"
     yield Stage(f"serve-{size}", (bench("serve", model, clients),), 300)
     yield Stage(f"arms-{size}", (arms(model, "--iterations 40"),), 300)
-    yield Stage(f"startup-{size}", (bench("startup", model, "--cold 1 --warm 2"),), 900)
+    yield Stage(f"startup-{size}", (bench("startup", model, "--cold 1 --warm 1"),), 900)
     live, planned = "--live --weights random --device cuda --json", "--device h200 --json"
     yield Stage(f"memory-{size}", (of(f"trivet memory {model} {live}"), of(f"trivet memory {model} {planned}")), 300)
 

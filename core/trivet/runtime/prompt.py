@@ -49,6 +49,8 @@ def _as_integers(prompt: Sequence[int]) -> list[int]:
         tokens = list(prompt)
     except TypeError as error:
         raise RequestRejected(f"the prompt is {type(prompt).__name__}, {expected}") from error
+    if set(map(type, tokens)) <= {int}:  # nearly always, and a prompt may have a hundred thousand
+        return tokens
     ids = []
     for place, token in enumerate(tokens):
         if isinstance(token, bool | str):

@@ -30,9 +30,6 @@ from trivet.ops.gated_delta import UNIT_LENGTH_EPS
 PREPARED_HEADS = 4
 """Heads of queries, keys and values that a program of the first kernel takes, one a warp."""
 
-NORMED_ELEMENTS = 512
-"""Of a program of the last kernel."""
-
 PACKED_BYTES = 8
 """Of a channel's taps, if they are loaded as one integer."""
 
@@ -292,6 +289,6 @@ def delta_decode(
     mixed = out.unflatten(1, (heads, -1))
     gated_rms_norm(
         mixed, gate, norm_weight, norm_eps,
-        out=mixed, slots=slots, live_slots=live_slots, together=NORMED_ELEMENTS, dependent=dependent,
+        out=mixed, slots=slots, live_slots=live_slots, dependent=dependent,
     )  # fmt: skip
     return out

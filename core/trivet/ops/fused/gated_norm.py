@@ -12,7 +12,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from trivet.launch import lean
 from trivet.ops.fused.device import dependent_launch
 
-TOGETHER = 2048
+TOGETHER = 1024
 """Elements that heads are taken together to, so that a program has work."""
 
 
@@ -58,10 +58,10 @@ def _gated_rms_norm_kernel(
 
 
 @cache
-def _program(width: int, together: int) -> tuple[int, int]:
+def _program(width: int) -> tuple[int, int]:
     """Heads of a program, and elements that it takes of each."""
     block = triton.next_power_of_2(width)
-    return max(1, together // block), block
+    return max(1, TOGETHER // block), block
 
 
 def gated_rms_norm(
@@ -73,7 +73,6 @@ def gated_rms_norm(
     out: Tensor | None = None,
     slots: Tensor | None = None,
     live_slots: int = 0,
-    together: int = TOGETHER,
     dependent: bool | None = None,
 ) -> Tensor:
     """`trivet.ops.norm.gated_rms_norm`, rounded where that rounds.
@@ -86,7 +85,6 @@ def gated_rms_norm(
         out: as `x`, where the result goes; it may be `x` itself. None: a new tensor.
         slots: int64 ``[tokens]``; tokens whose slot is not below `live_slots` give zeros. None: no token does.
         live_slots: see `slots`.
-        together: elements that heads are taken together to in a program.
         dependent: as in `trivet.ops.fused.norm.rms_norm`.
 
     Returns:
@@ -99,7 +97,7 @@ def gated_rms_norm(
         return out
     if dependent is None:
         dependent = dependent_launch(x.get_device())
-    vectors, block = _program(width, together)
+    vectors, block = _program(width)
     _gated_rms_norm_kernel[(-(-tokens * heads // vectors),)](
         x, gate, weight, out, slots, tokens * heads, gate.stride(0), live_slots, eps, heads, width, vectors, block,
         slots is not None, dependent, num_warps=4, launch_pdl=dependent,

@@ -53,7 +53,7 @@ def _rms_norm_kernel(
 def _program(width: int) -> tuple[int, int, int]:
     """Rows of a program, elements that it takes of each, and its warps."""
     block = triton.next_power_of_2(width)
-    return max(1, NARROW // block), block, min(16, max(4, block // 512))
+    return max(1, NARROW // block), block, min(16, max(4, block // 1024))
 
 
 def rms_norm(
