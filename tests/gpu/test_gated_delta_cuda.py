@@ -27,6 +27,7 @@ EVEN = RecurrentGeometry(key_heads=2, value_heads=2, key_dim=64, value_dim=32, c
 DECODED = [PUBLISHED, SMALL, ODD, EVEN] if ON_DEVICE else [SMALL, ODD, EVEN]
 UNEVEN = RecurrentGeometry(key_heads=1, value_heads=2, key_dim=24, value_dim=40, conv_kernel=4)
 WIDE = RecurrentGeometry(key_heads=1, value_heads=1, key_dim=160, value_dim=64, conv_kernel=2)
+NARROW = RecurrentGeometry(key_heads=2, value_heads=2, key_dim=32, value_dim=16, conv_kernel=4)
 CHUNKED = [PUBLISHED, SMALL] if ON_DEVICE else [SMALL]
 CUT_PLACES = [1, 2, 63, 64, 65, 128]
 BATCHES = (1, 3, 16, 64) if ON_DEVICE else (1, 3)
@@ -44,7 +45,7 @@ SERVED_DTYPE = torch.bfloat16 if ON_DEVICE else torch.float16
 FURTHEST = {torch.bfloat16: 2e-2, torch.float16: 4e-3}
 """Of outputs and states, as `apart` measures it: what rounding of inputs at unit length and of products explains."""
 
-BUILT = [*((recurrent, torch.bfloat16) for recurrent in (PUBLISHED, SMALL, UNEVEN, WIDE)), (SMALL, torch.float16)]
+BUILT = [*((each, torch.bfloat16) for each in (PUBLISHED, SMALL, UNEVEN, WIDE, NARROW)), (SMALL, torch.float16)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -170,7 +171,7 @@ def test_chunks_give_the_same_bits_again_and_whatever_the_order_of_rows() -> Non
     assert torch.equal(layer.states, again.states) and torch.equal(layer.states, turned.states)
 
 
-@pytest.mark.parametrize("recurrent", [*CHUNKED, UNEVEN, WIDE], ids=lambda g: f"{g.key_dim}-{g.value_dim}")
+@pytest.mark.parametrize("recurrent", [*CHUNKED, UNEVEN, WIDE, NARROW], ids=lambda g: f"{g.key_dim}-{g.value_dim}")
 def test_heads_of_any_width_carry_states_over_chunks(recurrent: RecurrentGeometry) -> None:
     check_cuts(recurrent, [70, 3, 66], [StateCut(0, 68, 1), StateCut(2, 1, 0)])
 

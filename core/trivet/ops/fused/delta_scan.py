@@ -17,8 +17,11 @@ from trivet.reservation.recurrent import LEAST_TILE
 WIDE_KEYS = 128
 """Key dimensions beyond which chunks fill shared memory and states the registers, whatever is asked for."""
 
-WIDE_CONFIG = {"BLOCK_V": 32, "COPIED": True, "num_warps": 8, "num_stages": 1}
+WIDE_CONFIG = {"BLOCK_V": 32, "COPIED": True, "num_warps": 4, "num_stages": 1}
 """What such heads take."""
+
+LEAST_COLUMNS = 32
+"""Value dimensions of four warps, at least: with fewer, Triton 3.6 builds a kernel that faults on an H200."""
 
 WEIGHT_WARPS = 4
 """Of a program of the kernel of the weights."""
@@ -238,10 +241,11 @@ def delta_scan(
     block_k = max(triton.next_power_of_2(key_dim), LEAST_TILE)
     if block_k > WIDE_KEYS:
         config = WIDE_CONFIG
-    block_v = max(min(config["BLOCK_V"], triton.next_power_of_2(value_dim)), LEAST_TILE)
+    block_v = max(min(config["BLOCK_V"], triton.next_power_of_2(value_dim)), LEAST_COLUMNS)
+    warps = min(config["num_warps"], 4 * block_v // LEAST_COLUMNS)
     _delta_scan_kernel[(triton.cdiv(value_dim, block_v), heads, len(slots))](
         query, key, weights, readers, written, decay, states, states if kept_states is None else kept_states, slots,
         table.starts, table.segments, table.row_segments, key_dim**-0.5, states.stride(0),
         key_heads, heads, key_dim, value_dim, table.chunk_tokens,
-        **(config | {"BLOCK_K": block_k, "BLOCK_V": block_v}),
+        **(config | {"BLOCK_K": block_k, "BLOCK_V": block_v, "num_warps": warps}),
     )  # fmt: skip
