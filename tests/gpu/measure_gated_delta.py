@@ -78,13 +78,12 @@ def decode_blocks() -> dict[str, Any]:
 
 def swept() -> list[dict[str, Any]]:
     """Ways to take states from chunk to chunk and to read outputs, as changes to `CONFIGS`, what serves first."""
-    scans = [(64, True, 8, 3), (64, True, 4, 3), (64, False, 4, 3), (32, False, 4, 3), (32, True, 4, 2)]
-    scans += [(128, False, 8, 3), (128, True, 8, 2)]
+    scans = [(64, 4, 3), (64, 8, 2), (32, 4, 3), (32, 4, 2), (128, 8, 2)]
     return [{}, *({"scan": _scan_config(*scan)} for scan in scans)]
 
 
-def _scan_config(columns: int, copied: bool, warps: int, stages: int) -> dict[str, int]:
-    return {"BLOCK_V": columns, "COPIED": copied, "num_warps": warps, "num_stages": stages}
+def _scan_config(columns: int, warps: int, stages: int) -> dict[str, int]:
+    return {"BLOCK_V": columns, "num_warps": warps, "num_stages": stages}
 
 
 def compile_one(change: dict[str, Any]) -> str | None:

@@ -61,7 +61,9 @@ def test_on_this_machine_what_is_missing_is_named(
 
 
 def test_widths_dtypes_and_cpus_that_the_kernels_do_not_take_are_named() -> None:
-    assert "320" in str(chunk_kernels_missing(H200, "bfloat16", [LAYER, attrs.evolve(LAYER, value_dim=320)]))
+    for name, most, found in (("key_dim", 128, 160), ("value_dim", 256, 320)):
+        missing = str(chunk_kernels_missing(H200, "bfloat16", [LAYER, attrs.evolve(LAYER, **{name: found})]))
+        assert f"{name.removesuffix('_dim')} heads of up to {most} elements" in missing and str(found) in missing
     assert "float32" in str(fused_kernels_missing(H200, "float32"))
     assert "cpu" in str(fused_kernels_missing(DeviceProfile.named("cpu"), "bfloat16"))
 

@@ -150,7 +150,7 @@ def test_a_family_that_promises_fused_recurrence_and_computes_by_torch_operation
     [
         ({}, {"device": "cpu", "dtype": "bfloat16"}, "cpu is none"),
         ({}, {"device": "h200", "dtype": "float32"}, "served in float32"),
-        ({"linear_key_head_dim": 320}, {"device": "h200", "dtype": "bfloat16"}, "up to 256 elements.* some of 320"),
+        ({"linear_key_head_dim": 320}, {"device": "h200", "dtype": "bfloat16"}, "up to 128 elements.* some of 320"),
     ],
 )
 def test_recurrent_layers_without_chunk_kernels_are_refused_before_anything_is_loaded(

@@ -20,6 +20,9 @@ CHUNK_TESTED_VERSION = "0.6.0"
 MOST_HEAD_WIDTH = 256
 """Of a key or value head of a recurrent layer, in its fused kernels."""
 
+MOST_CHUNKED_KEY_WIDTH = 128
+"""Of a key head in the chunk kernels: beyond it, a chunk and the state beside it do not fit a multiprocessor."""
+
 
 def fused_kernels_missing(device: DeviceProfile, dtype: str) -> str | None:
     """Why fused kernels do not serve `dtype` on `device`, or None if they do.
@@ -43,10 +46,16 @@ def chunk_kernels_missing(device: DeviceProfile, dtype: str, layers: Iterable[La
         missing = missing_fla()
     if missing is not None:
         return missing
-    widths = [max(layer.key_dim, layer.value_dim) for layer in layers if isinstance(layer, RecurrentGeometry)]
-    widest = max(widths, default=0)
-    if widest > MOST_HEAD_WIDTH:
-        return f"they take heads of up to {MOST_HEAD_WIDTH} elements, and the model has some of {widest}"
+    reasons = (too_wide_for_chunks(layer) for layer in layers if isinstance(layer, RecurrentGeometry))
+    return next(filter(None, reasons), None)
+
+
+def too_wide_for_chunks(layer: RecurrentGeometry) -> str | None:
+    """Why the chunk kernels do not take the heads of `layer`, or None if they do."""
+    widths = (("key", layer.key_dim, MOST_CHUNKED_KEY_WIDTH), ("value", layer.value_dim, MOST_HEAD_WIDTH))
+    for what, width, most in widths:
+        if width > most:
+            return f"they take {what} heads of up to {most} elements, and the model has some of {width}"
     return None
 
 

@@ -21,7 +21,7 @@ import triton
 from attrs import field, frozen
 from torch import Tensor
 
-from trivet.capacity.fused import MOST_HEAD_WIDTH, missing_fla
+from trivet.capacity.fused import missing_fla, too_wide_for_chunks
 from trivet.geometry import RecurrentGeometry
 from trivet.launch import lean
 from trivet.ops.fused.delta_inputs import delta_inputs
@@ -51,7 +51,7 @@ class ChunkConfigs:
 
     solve: dict[str, int] = field(factory=lambda: {"BK": 128, "num_warps": 1, "num_stages": 3})
     write: dict[str, int] = field(factory=lambda: {"num_warps": 8, "num_stages": 3})
-    scan: dict[str, int] = field(factory=lambda: {"BLOCK_V": 64, "COPIED": False, "num_warps": 8, "num_stages": 3})
+    scan: dict[str, int] = field(factory=lambda: {"BLOCK_V": 64, "num_warps": 8, "num_stages": 3})
 
 
 CONFIGS = ChunkConfigs()
@@ -88,7 +88,7 @@ def _bare(kernel: Any) -> Any:
 
 def chunks_serve(recurrent: RecurrentGeometry) -> bool:
     """Whether the kernels are there and take heads of these widths."""
-    return max(recurrent.key_dim, recurrent.value_dim) <= MOST_HEAD_WIDTH and chunk_kernels() is not None
+    return too_wide_for_chunks(recurrent) is None and chunk_kernels() is not None
 
 
 def chunked_delta_rule(

@@ -14,12 +14,6 @@ from trivet.launch import lean
 from trivet.ops.packed import ChunkTable
 from trivet.reservation.recurrent import LEAST_TILE
 
-WIDE_KEYS = 128
-"""Key dimensions beyond which chunks fill shared memory and states the registers, whatever is asked for."""
-
-WIDE_CONFIG = {"BLOCK_V": 32, "COPIED": True, "num_warps": 4, "num_stages": 1}
-"""What such heads take."""
-
 LEAST_COLUMNS = 32
 """Value dimensions of four warps, at least: with fewer, Triton 3.6 builds a kernel that faults on an H200."""
 
@@ -119,7 +113,6 @@ def _delta_scan_kernel(
     CHUNK: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
-    COPIED: tl.constexpr,
 ):
     """Program ``(block of value dimensions, value head, row)``."""
     head = tl.program_id(1)
@@ -147,12 +140,10 @@ def _delta_scan_kernel(
         start = tl.load(starts + segment)
         length = (tl.load(starts + segment + 1) - start).to(tl.int32)
         snapshot = tl.load(segments + 3 * segment + 2)
-        if not COPIED:
-            # Values and decays come into registers a chunk ahead: shared memory is left to what products take, of which
-            # three stages fit two programs to a multiprocessor.
-            own = (t < length)[:, None] & v_inside[None, :]
-            value = tl.load(written + start * (VALUE_HEADS * VALUE_DIM) + written_at, mask=own, other=0.0)
-            logs = tl.load(decay + start * VALUE_HEADS + log_at, mask=t < length, other=0.0)
+        # Values and decays come into registers a chunk ahead: shared memory is left to what products take.
+        own = (t < length)[:, None] & v_inside[None, :]
+        value = tl.load(written + start * (VALUE_HEADS * VALUE_DIM) + written_at, mask=own, other=0.0)
+        logs = tl.load(decay + start * VALUE_HEADS + log_at, mask=t < length, other=0.0)
         last_log = tl.load(decay + (start + tl.minimum(length, CHUNK) - 1) * VALUE_HEADS + head)
         for number in range(tl.cdiv(length, CHUNK)):
             first = start + number * CHUNK
@@ -168,17 +159,12 @@ def _delta_scan_kernel(
             logs_at = decay + first * VALUE_HEADS + log_at
             last = tl.maximum(tl.minimum(left - CHUNK, CHUNK), 1) - 1
             last_at = decay + (first + CHUNK + last) * VALUE_HEADS + head
-            if COPIED:
-                # They come as what products take does, since the fence before a product may wait for loads.
-                value = tl.load(values_at, mask=own, other=0.0)
-                logs = tl.load(logs_at, mask=there, other=0.0)
-            else:
-                follows = t < left - CHUNK
-                next_value = tl.load(
-                    values_at + CHUNK * VALUE_HEADS * VALUE_DIM, mask=follows[:, None] & v_inside[None, :], other=0.0
-                )
-                next_logs = tl.load(logs_at + CHUNK * VALUE_HEADS, mask=follows, other=0.0)
-                next_last_log = tl.load(last_at, mask=left > CHUNK, other=0.0)
+            follows = t < left - CHUNK
+            next_value = tl.load(
+                values_at + CHUNK * VALUE_HEADS * VALUE_DIM, mask=follows[:, None] & v_inside[None, :], other=0.0
+            )
+            next_logs = tl.load(logs_at + CHUNK * VALUE_HEADS, mask=follows, other=0.0)
+            next_last_log = tl.load(last_at, mask=left > CHUNK, other=0.0)
 
             rounded = state.to(dtype)
             change = value.to(tl.float32) - tl.dot(read, rounded)
@@ -191,10 +177,7 @@ def _delta_scan_kernel(
             remaining = tl.where(there, tl.exp2(last_log - logs), 0.0)
             change = (change * remaining[:, None]).to(dtype)
             state = tl.dot(tl.trans(keys), change, state * tl.exp2(last_log))
-            if COPIED:
-                last_log = tl.load(last_at, mask=left > CHUNK, other=0.0)
-            else:
-                value, logs, last_log = next_value, next_logs, next_last_log
+            value, logs, last_log = next_value, next_logs, next_last_log
         # The last segment of a row, and no other, ends where no snapshot is.
         if snapshot < 0:
             place = states + tl.load(slots + row).to(tl.int64) * state_stride
@@ -233,14 +216,10 @@ def delta_scan(
             table has no cuts.
         slots: int64 ``[rows]``, different from each other.
         table: the rows.
-        config: ``BLOCK_V``, the value dimensions of a program, a power of two; ``COPIED``, whether values and decays
-            come through shared memory; ``num_warps`` and ``num_stages``. Key dimensions beyond `WIDE_KEYS` take
-            `WIDE_CONFIG` instead.
+        config: ``BLOCK_V``, the value dimensions of a program, a power of two; ``num_warps`` and ``num_stages``.
     """
     (_, key_heads, key_dim), (_, heads, value_dim) = key.shape, written.shape
     block_k = max(triton.next_power_of_2(key_dim), LEAST_TILE)
-    if block_k > WIDE_KEYS:
-        config = WIDE_CONFIG
     block_v = max(min(config["BLOCK_V"], triton.next_power_of_2(value_dim)), LEAST_COLUMNS)
     warps = min(config["num_warps"], 4 * block_v // LEAST_COLUMNS)
     _delta_scan_kernel[(triton.cdiv(value_dim, block_v), heads, len(slots))](
