@@ -6,10 +6,14 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import click
 import pytest
+from attrs import fields
 
 import trivet
+from trivet.cli.sizing import sizing_options
 from trivet.layout import Buffers
+from trivet.runtime.options import SizingOptions
 
 Run = Callable[..., Any]
 
@@ -80,3 +84,18 @@ def test_options_of_a_plan_and_of_a_loaded_runtime_are_not_mixed(trivet_command:
     for command in (("--live", "--device-memory", "1GiB"), ("--weights", "random")):
         outcome = trivet_command("memory", "tiny-qwen3", *command)
         assert outcome.code == 2 and "--live" in outcome.err
+
+
+def test_every_sizing_argument_of_loading_is_an_option_and_reaches_the_plan(trivet_command: Run) -> None:
+    @click.command()
+    @sizing_options
+    def sized(**given: object) -> None: ...
+
+    offered = {parameter.name for parameter in sized.params}
+    assert {field.name for field in fields(SizingOptions)} - {"limits", "cuda_graphs"} <= offered
+    words = "--snapshot-stride 32 --snapshot-memory 1MiB --numeric-policy tuned --attention reference"
+    outcome = trivet_command("memory", "tiny-qwen35", *words.split(), "--json")
+    asked = {"snapshot_stride": 32, "snapshot_bytes": 2**20, "numeric_policy": "tuned", "attention": "reference"}
+    assert json.loads(outcome.out) == trivet.plan_memory("tiny-qwen35", **asked).as_json()
+    outcome = trivet_command("memory", "tiny-qwen35", "--no-prefix-cache", "--json")
+    assert json.loads(outcome.out) == trivet.plan_memory("tiny-qwen35", prefix_cache=False).as_json()

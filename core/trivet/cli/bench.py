@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from attrs import fields
-from click.core import ParameterSource
 
 from trivet.capacity.limits import Limits
-from trivet.capacity.plan import NUMERIC_POLICIES
 from trivet.cli.debug import debug_option
+from trivet.cli.recorded import command_line, options_of
 from trivet.cli.sizing import COUNT, sizing_arguments, sizing_options
 
 if TYPE_CHECKING:
@@ -80,8 +79,6 @@ def _runtime_options(command: Command) -> Command:
         click.option("--model", default=DEFAULT_MODEL, show_default=True, metavar="DIR|NAME", help="What to serve."),
         click.option("--device", metavar="NAME", help="cpu, cuda or cuda:1; CUDA if there is one by default."),
         click.option("--weights", type=click.Choice(["checkpoint", "random"]), help="Where the weights come from."),
-        click.option("--attention", metavar="NAME", help="Attention backend; chosen by predicates by default."),
-        click.option("--numeric-policy", type=click.Choice(NUMERIC_POLICIES), help="Tuned by default."),
         sizing_options,
     ]
     for option in reversed(options):
@@ -332,29 +329,6 @@ def _run(name: str, measure: Callable[[], dict[str, Any]], out: Path) -> int:
     started = now()
     make_folder(out)  # before time is spent on what cannot be kept
     results = measure()
-    settings = {option: _shown(option, value) for option, value in context.params.items() if option != "out"}
-    path = Record.of(name, _command_line(context), settings, results, started).write(out)
+    path = Record.of(name, command_line(context), options_of(context), results, started).write(out)
     click.echo(f"record: {path}")
     return 0
-
-
-def _command_line(context: click.Context) -> str:
-    """The command line without the folder of its record, and of a checkpoint's directory only the last name."""
-    import shlex
-
-    words = ["trivet", "bench", context.info_name or ""]
-    for parameter in context.command.params:
-        name = parameter.name or ""
-        if name != "out" and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            shown = _shown(name, context.params[name])
-            words += [parameter.opts[0], ",".join(map(str, shown)) if isinstance(shown, list) else str(shown)]
-    return shlex.join(words)
-
-
-def _shown(name: str, value: Any) -> Any:
-    """An option's value as a record keeps it."""
-    if name == "model":
-        return Path(value).name if Path(value).is_dir() else value
-    if isinstance(value, tuple):
-        return list(value)
-    return value if isinstance(value, int | float | str | bool | None) else str(value)

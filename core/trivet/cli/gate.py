@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import shlex
 from pathlib import Path
 from typing import Any
 
 import click
 from attrs import fields
-from click.core import ParameterSource
 
 from trivet.capacity.limits import Limits
 from trivet.cli.debug import debug_option
+from trivet.cli.recorded import command_line, options_of
 from trivet.cli.sizing import sizing_arguments, sizing_options
 
 LEAST_NEW_TOKENS = 8
@@ -33,8 +32,6 @@ def _batches(context: click.Context, parameter: click.Parameter, value: str) -> 
 @click.argument("checkpoint", metavar="CHECKPOINT")
 @click.option("--weights", type=click.Choice(["checkpoint", "random"]), help="Where the weights come from.")
 @click.option("--device", metavar="NAME", help="cpu, cuda or cuda:1; CUDA if there is one by default.")
-@click.option("--attention", metavar="NAME", help="Attention backend; chosen by predicates by default.")
-@click.option("--numeric-policy", type=click.Choice(["tuned", "pinned"]), help="Of the runtime.")
 @click.option("--eager", is_flag=True, help="Without CUDA graphs.")
 @click.option(
     "--reference",
@@ -111,9 +108,8 @@ def gate(
         click.echo(text, err=as_json)
 
     results = run_gate(settings, say)
-    options = {name: _shown(name, value) for name, value in context.params.items() if name != "out"}
     if out is not None:
-        path = Record.of("gate", _command_line(context), options, results, started).write(out)
+        path = Record.of("gate", command_line(context), options_of(context), results, started).write(out)
         say(f"record: {path}")
     if as_json:
         click.echo(json.dumps(results, separators=(",", ":")))
@@ -126,32 +122,3 @@ def _load_arguments(given: dict[str, Any]) -> dict[str, Any]:
     limits = {name: value for name, value in given.items() if name in names and value is not None}
     load = sizing_arguments({name: value for name, value in given.items() if name not in names})
     return {**load, "limits": limits} if limits else load
-
-
-def _command_line(context: click.Context) -> str:
-    """The command line without the folder of its record, and of a checkpoint's directory only the last name."""
-    words = ["trivet", "gate"]
-    for parameter in context.command.params:
-        name = parameter.name or ""
-        if name == "out" or context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
-            continue
-        value = context.params[name]
-        shown = str(_shown(name, value))
-        if isinstance(parameter, click.Argument):
-            words.append(shown)
-        elif isinstance(parameter, click.Option) and parameter.is_flag:
-            words.append(parameter.opts[0] if value else (parameter.secondary_opts or parameter.opts)[0])
-        elif name == "passes":
-            words += [word for each in value for word in (parameter.opts[0], each)]
-        else:
-            words += [parameter.opts[0], ",".join(map(str, value)) if isinstance(value, tuple) else shown]
-    return shlex.join(words)
-
-
-def _shown(name: str, value: Any) -> Any:
-    """An option's value as a record keeps it."""
-    if name == "checkpoint":
-        return Path(value).name if Path(value).is_dir() else value
-    if isinstance(value, tuple):
-        return list(value)
-    return value if isinstance(value, int | float | str | bool | None) else str(value)

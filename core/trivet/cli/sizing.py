@@ -1,4 +1,4 @@
-"""The options that decide how large a runtime becomes. ``generate`` and ``memory`` share them."""
+"""The options that decide how a runtime is built and how large it becomes, of all commands that load or plan one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any, TypeVar
 import click
 
 from trivet.capacity.limits import Limits
+from trivet.capacity.plan import NUMERIC_POLICIES
 from trivet.cli.numbers import Number
+from trivet.cli.sizes import size_option
 from trivet.dtypes import SERVED
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -24,7 +26,7 @@ _LIMITS = {
 
 
 def sizing_options(command: Command) -> Command:
-    """Add ``--dtype``, the limits, ``--kv-pages`` and ``--memory-fraction``."""
+    """Add an option for each sizing argument of `Runtime.load` but ``cuda_graphs``; none has a default of its own."""
     options = [
         click.option("--dtype", type=click.Choice(SERVED), help="Dtype to serve in; the checkpoint's by default."),
         *(
@@ -37,6 +39,19 @@ def sizing_options(command: Command) -> Command:
             type=Number(0, 1, min_open=True),
             help="Part of the device's memory that the whole runtime may take.",
         ),
+        click.option(
+            "--prefix-cache/--no-prefix-cache", default=None, help="Whether prompts share what they have in common."
+        ),
+        click.option("--snapshot-stride", type=COUNT, help="Hybrid models: tokens between prefix-cache snapshots."),
+        click.option(
+            "--snapshot-memory",
+            "snapshot_bytes",
+            callback=size_option,
+            metavar="SIZE",
+            help="Hybrid models: what snapshots may take, as in 8GiB; a share of what is left by default.",
+        ),
+        click.option("--numeric-policy", type=click.Choice(NUMERIC_POLICIES), help="Tuned by default."),
+        click.option("--attention", metavar="NAME", help="Attention backend; chosen by predicates by default."),
     ]
     for option in reversed(options):
         command = option(command)
