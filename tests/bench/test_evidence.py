@@ -58,9 +58,9 @@ def lookup_table() -> str:
     return table(("cached pages", "matched pages", "first look us", "second look us"), rows)
 
 
-def generate_table(model: str = "qwen3-14b") -> str:
+def generate_table(model: str = "qwen3-14b", kind: str = "generate") -> str:
     rows = []
-    for entry in record(f"{model}-generate-h200")["results"]["batches"]:
+    for entry in record(f"{model}-{kind}-h200")["results"]["batches"]:
         tokens = entry["batch"] * entry["new_tokens"]
         rate = statistics.median(tokens / call["seconds"] for call in entry["calls"])
         ttft_ms = statistics.median(call["ttft_ms"] for call in entry["calls"])
@@ -70,7 +70,8 @@ def generate_table(model: str = "qwen3-14b") -> str:
     return table(("batch", "TPOT ms", "p50", "p95", "p99", "tok/s", "TTFT ms"), rows)
 
 
-TABLES = [peer_table, arms_table, host_table, lookup_table, generate_table, partial(generate_table, "qwen3.5-27b")]
+TABLES = [peer_table, arms_table, host_table, lookup_table, generate_table]
+TABLES += [partial(generate_table, "qwen3.5-27b", kind) for kind in ("generate", "pinned")]
 
 
 @pytest.mark.parametrize("expected", TABLES)
