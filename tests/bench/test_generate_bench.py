@@ -79,10 +79,20 @@ def test_a_prefix_that_the_grain_cuts_leaves_more_tokens_to_compute_and_the_reco
     assert "TTFT of 31 tokens behind 32 cached ones, which the cache's grain leaves of a prefix of 47:" in said[-1]
 
 
+def test_a_prefix_below_the_grain_is_refused_before_anything_is_timed(tmp_path: Path) -> None:
+    make_qwen3(tmp_path)
+    said: list[str] = []
+    with pytest.raises(BenchmarkError, match=r"prefix of 15 tokens is never found .* multiples of 16 tokens"):
+        bench_generate(warm_settings(tmp_path, 15), said.append)
+    assert not said
+
+
 def test_a_prefix_that_is_never_hit_is_no_measurement(tmp_path: Path) -> None:
     make_qwen3(tmp_path)
-    with pytest.raises(BenchmarkError, match=r"prefix of 15 tokens was not found .* multiples of 16 tokens"):
-        bench_generate(warm_settings(tmp_path, 15), print)
+    settings = warm_settings(tmp_path, 16)
+    settings = attrs.evolve(settings, load={**settings.load, "prefix_cache": False})
+    with pytest.raises(BenchmarkError, match=r"prefix of 16 tokens was not found .* multiples of 16 tokens"):
+        bench_generate(settings, print)
 
 
 @pytest.mark.parametrize(("found", "text"), [((48, 48, 0), "was not found"), ((48, 32, 48), "32 and 48 were found")])

@@ -83,6 +83,7 @@ def bench_generate(settings: GenerateSettings, report: Report) -> dict[str, Any]
     rng = np.random.default_rng(settings.seed)
     results: dict[str, Any] = {"batches": []}
     with Runtime.load(settings.model, **load) as runtime:
+        _require_grain(runtime.stats()["prefix_grain_tokens"], settings)
         caller = Caller(runtime, rng)
         for batch in settings.batches:
             results["batches"].append(_tpot(caller, settings, batch))
@@ -123,6 +124,16 @@ def _require_possible(settings: GenerateSettings) -> None:
             f"{settings.new_tokens} new tokens have no two decode steps between them: expected {LEAST_NEW_TOKENS} at "
             "least"
         )
+
+
+def _require_grain(grain_tokens: int, settings: GenerateSettings) -> None:
+    """Refuse prefixes that are shorter than what the prefix cache shares, before anything is timed."""
+    for prefix_tokens in settings.cached_prefixes:
+        if prefix_tokens < grain_tokens:
+            raise BenchmarkError(
+                f"a prefix of {prefix_tokens} tokens is never found in the prefix cache: hits are multiples of "
+                f"{grain_tokens} tokens"
+            )
 
 
 class Caller:
