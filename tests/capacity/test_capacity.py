@@ -16,8 +16,10 @@ from tests.support.attention import geometry
 import trivet
 from trivet import checked
 from trivet.capacity import DeviceProfile, Limits, PlanCapacity, RuntimeCapacity, TileShape, device
+from trivet.capacity.plan import SHORT_PROMPTS
 from trivet.errors import CapacityExceeded, ConfigError
 from trivet.geometry import ModelGeometry
+from trivet.reservation.recurrent import DEVICE_CHUNK_TOKENS
 
 DIMENSIONS = ("requests", "tokens", "positions", "pages_per_request", "pages", "indptr", "query_tiles", "tiles")
 
@@ -125,3 +127,8 @@ def test_a_capacity_error_survives_pickling() -> None:
     error = pickle.loads(pickle.dumps(trivet.CapacityExceeded("pages", 3, 2, "lower it")))
     assert (error.dimension, error.requested, error.bound) == ("pages", 3, 2)
     assert "lower it" in str(error)
+
+
+def test_a_captured_prompt_is_one_chunk_of_the_recurrent_kernels() -> None:
+    # The table of its chunks has room for one (`trivet.runtime.inputs`).
+    assert max(SHORT_PROMPTS) <= DEVICE_CHUNK_TOKENS

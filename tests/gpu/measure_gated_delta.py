@@ -214,7 +214,8 @@ def prefill_figures() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
             timed.append({"rows": name, "change": change, "rule_us": us})
             print(f"prefill rule {name:<8} {us:7.1f} us with {change or 'what serves'}", flush=True)
         sweep += timed
-        print(f"best prefill rule: {min(timed, key=lambda entry: float(str(entry['rule_us'])))}", flush=True)
+        if timed:
+            print(f"best prefill rule: {min(timed, key=lambda entry: float(str(entry['rule_us'])))}", flush=True)
     return figures, sweep
 
 
@@ -258,6 +259,8 @@ def _ways_apart() -> dict[str, float]:
         try:
             out = chunked(copy, projected, lengths, evolve(CONFIGS, **change))()
         except Exception:
+            if not change:  # what serves, which others are held against
+                raise
             continue  # said where it was built
         served = out.double() if served is None else served
         errors[f"chunks by {change}"] = apart(out, served)

@@ -24,9 +24,11 @@ ON_DEVICE = DEVICE == "cuda"
 SMALL = RecurrentGeometry(key_heads=2, value_heads=4, key_dim=32, value_dim=64, conv_kernel=3)
 ODD = RecurrentGeometry(key_heads=1, value_heads=3, key_dim=20, value_dim=24, conv_kernel=2)
 EVEN = RecurrentGeometry(key_heads=2, value_heads=2, key_dim=64, value_dim=32, conv_kernel=4)
-DECODED = [PUBLISHED, SMALL, ODD, EVEN] if ON_DEVICE else [SMALL, ODD, EVEN]
+ALIKE = RecurrentGeometry(key_heads=1, value_heads=3, key_dim=20, value_dim=20, conv_kernel=4)
+DECODED = [PUBLISHED, SMALL, ODD, EVEN, ALIKE] if ON_DEVICE else [SMALL, ODD, EVEN, ALIKE]
 UNEVEN = RecurrentGeometry(key_heads=1, value_heads=2, key_dim=24, value_dim=40, conv_kernel=4)
 WIDE = RecurrentGeometry(key_heads=1, value_heads=1, key_dim=128, value_dim=160, conv_kernel=2)
+LONG_TAILED = RecurrentGeometry(key_heads=1, value_heads=1, key_dim=16, value_dim=16, conv_kernel=70)
 NARROW = RecurrentGeometry(key_heads=2, value_heads=2, key_dim=32, value_dim=16, conv_kernel=4)
 CHUNKED = [PUBLISHED, SMALL] if ON_DEVICE else [SMALL]
 CUT_PLACES = [1, 2, 63, 64, 65, 128]
@@ -34,11 +36,8 @@ BATCHES = (1, 3, 16, 64) if ON_DEVICE else (1, 3)
 TOGETHER = (1, 2, 16, 64) if ON_DEVICE else (1, 2, 3)
 BLOCKS = [(8, 1), (32, 2), (128, 8)]
 """Columns and warps by which no state is served."""
-SCANS = [
-    {"BLOCK_V": 32, "num_warps": 4, "num_stages": 2},
-    {"BLOCK_V": 64, "num_warps": 4, "num_stages": 3},
-]
-"""Configurations of the scan that do not serve."""
+OTHER_SCAN = {"BLOCK_V": 32, "num_warps": 4, "num_stages": 2}
+"""A configuration of the scan that does not serve."""
 LENGTHS = [[1], [63], [64], [65], [128], [1, 65, 2, 64, 130, 63, 1], *([[8192], [8192, 5, 1]] if ON_DEVICE else [])]
 SERVED_DTYPE = torch.bfloat16 if ON_DEVICE else torch.float16
 """The interpreter cuts bfloat16 off instead of rounding it, and multiplies matrices of it wrongly."""
@@ -176,6 +175,10 @@ def test_heads_of_any_width_carry_states_over_chunks(recurrent: RecurrentGeometr
     check_cuts(recurrent, [70, 3, 66], [StateCut(0, 68, 1), StateCut(2, 1, 0)])
 
 
+def test_a_tail_that_is_longer_than_a_chunk_is_carried() -> None:
+    check_cuts(LONG_TAILED, [150], [StateCut(0, 70, 0)])
+
+
 @pytest.mark.parametrize("tokens", CUT_PLACES)
 @pytest.mark.parametrize("after", [1, 66])
 def test_a_cut_keeps_what_a_call_that_ends_there_leaves(tokens: int, after: int) -> None:
@@ -224,8 +227,7 @@ def check_cuts(recurrent: RecurrentGeometry, lengths: list[int], cuts: list[Stat
     assert all(kind[unused].isnan().all() for kind in kept)
 
 
-@pytest.mark.parametrize("scan", SCANS, ids=lambda scan: f"{scan['BLOCK_V']}")
-def test_outputs_are_the_same_up_to_rounding_however_chunks_are_scanned(scan: dict[str, int]) -> None:
+def test_outputs_are_the_same_up_to_rounding_however_chunks_are_scanned() -> None:
     from trivet.ops.fused.delta_chunks import CONFIGS, chunked_delta_rule
     from trivet.ops.fused.delta_inputs import delta_inputs
 
@@ -238,10 +240,18 @@ def test_outputs_are_the_same_up_to_rounding_however_chunks_are_scanned(scan: di
     made = delta_inputs(projected, *parameters, kept[1])
     given = (made.query, made.key, made.value, made.decay, made.beta)
     out = chunked_delta_rule(*given, layer.states, slots, table, kept[0])
-    found = chunked_delta_rule(*given, other.states, slots, table, other_kept[0], evolve(CONFIGS, scan=scan))
+    found = chunked_delta_rule(*given, other.states, slots, table, other_kept[0], evolve(CONFIGS, scan=OTHER_SCAN))
     assert apart(found, out.double()) <= FURTHEST[SERVED_DTYPE] / 4
     assert apart(other.states, layer.states.double()) <= 1e-3
     assert apart(other_kept[0], kept[0].double()) <= 1e-3
+
+
+def test_devices_of_little_shared_memory_give_the_same_bits_by_fewer_stages() -> None:
+    from trivet.ops.fused.delta_chunks import CONFIGS, configs_within
+
+    few = configs_within(99 * 2**10)
+    assert configs_within(227 * 2**10) == CONFIGS
+    assert {name for name, value in few.scan.items() if value != CONFIGS.scan[name]} == {"num_stages"}
 
 
 def test_a_cut_without_snapshots_is_refused() -> None:

@@ -5,7 +5,7 @@
 
 `TABLE.json` is ``core/trivet/ops/fused/matmul.json``: the shapes of the geometries that are named are replaced there,
 for the numbers of rows that are named, and the others stay. The library and what the table holds are always among the
-candidates; `RAW.json` holds the figures of this run alone. Every candidate is held against float64 before it is timed.
+candidates; `RAW.json` gets a run more. Every candidate is held against float64 before it is timed.
 A figure is the time of one product in a CUDA graph of several, over weights that together exceed the L2.
 """
 
@@ -508,7 +508,7 @@ def main() -> None:
             }
             chains.append({"geometry": geometry, "rows": rows, "us_per_layer": us})
             print(geometry, "rows", rows, "norms and products of a layer:", us, flush=True)
-    raw = {
+    run = {
         "device": properties.name,
         "torch": torch.__version__,
         "triton": triton.__version__,
@@ -519,7 +519,8 @@ def main() -> None:
         "layers": chains,
         "figures": figures,
     }
-    asked.raw.write_text(json.dumps(raw, separators=(",", ":")), encoding="utf-8")
+    runs = json.loads(asked.raw.read_text(encoding="utf-8"))["runs"] if asked.raw.exists() else []
+    asked.raw.write_text(json.dumps({"runs": [*runs, run]}, separators=(",", ":")), encoding="utf-8")
     print(f"done in {time.perf_counter() - started:.0f} s", flush=True)
 
 

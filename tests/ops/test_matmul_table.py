@@ -1,10 +1,42 @@
 """The committed table of matrix products says what can be launched."""
 
+import json
 import math
+from importlib import resources
+from pathlib import Path
 
-from trivet.ops.fused.table import BATCHES, DeviceTable, MatmulConfig, MatmulShape, committed_tables, tables_from
+from trivet.ops.fused.table import (
+    BATCHES,
+    LIBRARY,
+    DeviceTable,
+    MatmulConfig,
+    MatmulShape,
+    committed_tables,
+    tables_from,
+)
 
 SHAPE = MatmulShape(64, 128, "bfloat16")
+ROOT = Path(__file__).parents[2]
+WORTH = 0.985
+"""A kernel is chosen where it takes at most this share of the library's time."""
+
+
+def test_every_choice_is_the_fastest_of_the_run_that_last_measured_it() -> None:
+    committed = json.loads(resources.files("trivet.ops.fused").joinpath("matmul.json").read_text())
+    for device in committed.values():
+        runs = json.loads((ROOT / device["evidence"]).read_text())["runs"]
+        measured = {}
+        for figure in (figure for run in runs for figure in run["figures"]):
+            product = figure["product"]
+            measured[product["outputs"], product["inner"], product["gated"], figure["rows"]] = figure
+        for shape in device["shapes"]:
+            for rows, chosen in shape["batches"].items():
+                where = (shape["outputs"], shape["inner"], shape["gated"], int(rows))
+                figure = measured[where]
+                timed = [candidate for candidate in figure["candidates"] if "us" in candidate]
+                best = min(timed, key=lambda candidate: candidate["us"], default=None)
+                worth = best is not None and best["us"] <= WORTH * figure["library_us"]
+                assert chosen == (best["config"] if best is not None and worth else LIBRARY), where
 
 
 def test_every_committed_kernel_can_be_launched() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import triton
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from torch import Tensor
 
 from trivet.capacity.fused import missing_fla, too_wide_for_chunks
@@ -28,10 +28,10 @@ from trivet.ops.fused.delta_inputs import delta_inputs
 from trivet.ops.fused.delta_scan import delta_scan, delta_weights
 from trivet.ops.fused.gated_norm import gated_rms_norm
 from trivet.ops.packed import ChunkTable
-from trivet.reservation.recurrent import LEAST_TILE
+from trivet.reservation.recurrent import DEVICE_CHUNK_TOKENS, LEAST_TILE
 
-SOLVED_BLOCK = 16
-"""Tokens of a diagonal block of a chunk's triangular system (``BC``)."""
+SOLVED_BLOCK = DEVICE_CHUNK_TOKENS // 4
+"""Tokens of a diagonal block of a chunk's triangular system (``BC``), of which the library's kernel solves four."""
 
 WRITTEN_BLOCK = 64
 """Key or value dimensions that the kernel of the writes takes at once (``BK``, ``BV``)."""
@@ -55,6 +55,23 @@ class ChunkConfigs:
 
 
 CONFIGS = ChunkConfigs()
+"""The fastest of those measured on an H200."""
+
+THREE_STAGES_BYTES = 196_608
+"""Of shared memory, which the scan takes on that device."""
+
+
+def configs_within(room_bytes: int) -> ChunkConfigs:
+    """`CONFIGS`, with fewer stages where a program's shared memory has no room for them: they change no bit."""
+    return CONFIGS if room_bytes >= THREE_STAGES_BYTES else evolve(CONFIGS, scan=CONFIGS.scan | {"num_stages": 2})
+
+
+@cache
+def served_configs(device: int) -> ChunkConfigs:
+    """What fits the device of this number; -1 where kernels are interpreted."""
+    if device < 0:
+        return CONFIGS
+    return configs_within(triton.runtime.driver.active.utils.get_device_properties(device)["max_shared_mem"])
 
 
 @frozen(eq=False)
@@ -101,18 +118,19 @@ def chunked_delta_rule(
     slots: Tensor,
     table: ChunkTable,
     kept_states: Tensor | None = None,
-    configs: ChunkConfigs = CONFIGS,
+    configs: ChunkConfigs | None = None,
 ) -> Tensor:
     """The delta rule over rows of any lengths, each from the state of its slot.
 
     Args:
         query, key, value, decay, beta: as `trivet.ops.fused.delta_inputs.DeltaInputs` has them, all contiguous.
         states, slots, table, kept_states: as `trivet.ops.fused.delta_scan.delta_scan` takes them.
-        configs: how the kernels are launched.
+        configs: how the kernels are launched; None: as `served_configs` says.
 
     Returns:
         ``[tokens, value_heads, value_dim]``, in the dtype of `value`.
     """
+    configs = configs or served_configs(key.get_device())
     kernels = chunk_kernels()
     assert kernels is not None  # chunks_serve said so
     (tokens, key_heads, key_dim), (_, heads, value_dim) = key.shape, value.shape
@@ -140,7 +158,6 @@ def chunked_delta_rule(
         V=value_dim,
         **({"BK": WRITTEN_BLOCK, "BV": WRITTEN_BLOCK} | of_chunks | shape | configs.write),
     )
-    del inverse
     delta_scan(query, key, weights, readers, written, decay, states, kept_states, slots, table, configs.scan)
     return written
 

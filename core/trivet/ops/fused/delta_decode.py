@@ -30,8 +30,9 @@ from trivet.ops.gated_delta import UNIT_LENGTH_EPS
 PREPARED_HEADS = 4
 """Heads of queries, keys and values that a program of the first kernel takes, one a warp."""
 
+PACKED = (4, 2)
+"""Taps, and bytes of one, that are loaded as one integer."""
 PACKED_BYTES = 8
-"""Of a channel's taps, if they are loaded as one integer."""
 
 LEAST_ELEMENTS_OF_A_WARP = 1024
 """Of a head's state: blocks that are smaller than served ones take fewer warps."""
@@ -271,7 +272,7 @@ def delta_decode(
     block_k, block_v = triton.next_power_of_2(recurrent.key_dim), triton.next_power_of_2(recurrent.value_dim)
     # Queries and keys of unit length, values, decays and rates.
     prepared = torch.empty((rows, recurrent.conv_channels + 2 * heads), dtype=torch.float32, device=projected.device)
-    packed = taps * conv_weight.element_size() == PACKED_BYTES and conv_weight.data_ptr() % PACKED_BYTES == 0
+    packed = (taps, conv_weight.element_size()) == PACKED and conv_weight.data_ptr() % PACKED_BYTES == 0
     _delta_prepare_kernel[(triton.cdiv(2 * recurrent.key_heads + heads, PREPARED_HEADS), rows)](
         projected, conv_weight, a_log, dt_bias, tails, slots, prepared,
         projected.stride(0), tails.stride(0), tails.stride(1), tails.stride(2), live_slots,

@@ -374,7 +374,6 @@ def delta_inputs(
     *,
     dependent: bool | None = None,
     warps: int = WARPS,
-    run: int = RUN_TOKENS,
 ) -> DeltaInputs:
     """Convolve, split, norm and gate rows of any lengths, then write their new tails and those at their cuts.
 
@@ -390,7 +389,6 @@ def delta_inputs(
         kept_tails: ``[snapshots, channels, taps - 1]``, of the strides of `tails`; None if the table has no cuts.
         dependent: start while the kernel before drains; None: as the device's table says.
         warps: of a program.
-        run: consecutive tokens that a thread takes, a power of two.
     """
     tokens, device = projected.shape[0], projected.device
     if dependent is None:
@@ -403,13 +401,14 @@ def delta_inputs(
     strides = (projected.stride(0), *tails.stride())
     block_k, block_v = triton.next_power_of_2(recurrent.key_dim), triton.next_power_of_2(recurrent.value_dim)
     block_t = triton.next_power_of_2(taps)
-    # Without cuts a row is one segment, and only the programs of its first chunk read its tail: they may write it, too.
-    new_tails = not table.cuts
+    # Without cuts a row is one segment, and only the programs of its first chunk read its tail, unless that is longer
+    # than a chunk: they may write it, too.
+    new_tails = not table.cuts and taps - 1 <= table.chunk_tokens
     _delta_inputs_kernel[(2 * recurrent.key_heads + heads + triton.cdiv(heads, GATED_HEADS), len(table.chunks))](
         projected, conv_weight, a_log, dt_bias, tails, slots, table.starts, table.chunks, table.segments,
         pairs, value, decay, beta, tokens, *strides, recurrent.key_heads, heads, recurrent.key_dim,
-        recurrent.value_dim, taps, table.chunk_tokens, run, block_k, block_v, block_t, GATED_HEADS, UNIT_LENGTH_EPS,
-        LOG2_E, new_tails, projected.is_cuda, dependent,
+        recurrent.value_dim, taps, table.chunk_tokens, RUN_TOKENS, block_k, block_v, block_t, GATED_HEADS,
+        UNIT_LENGTH_EPS, LOG2_E, new_tails, projected.is_cuda, dependent,
         num_warps=warps, launch_pdl=dependent,
     )  # fmt: skip
     if taps > 1 and not new_tails:
