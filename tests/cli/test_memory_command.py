@@ -99,3 +99,9 @@ def test_every_sizing_argument_of_loading_is_an_option_and_reaches_the_plan(triv
     assert json.loads(outcome.out) == trivet.plan_memory("tiny-qwen35", **asked).as_json()
     outcome = trivet_command("memory", "tiny-qwen35", "--no-prefix-cache", "--json")
     assert json.loads(outcome.out) == trivet.plan_memory("tiny-qwen35", prefix_cache=False).as_json()
+
+
+def test_live_memory_serves_what_the_context_holds(trivet_command: Run) -> None:
+    for limits in (("--max-context", "64"), ("--max-step-tokens", "1024"), ("--max-context", "2")):
+        outcome = trivet_command("memory", "tiny-qwen3", "--live", "--device", "cpu", *limits)
+        assert outcome.code == 0, outcome.err

@@ -10,8 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
+import torch
 from tests.support.checkpoints import make_qwen3
 
 import trivet
@@ -320,3 +322,47 @@ def test_a_context_beyond_the_positions_of_the_model_is_served_with_a_warning(
         caplog.clear()
         trivet.plan_memory(family_checkpoint, limits=trivet.Limits(2, 8, context, 4))
         assert any(str(positions) in message for message in caplog.messages) == warned
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "words"),
+    [
+        ("autostart", 1, "expected True or False"),
+        ("progress", 5, "expected a function"),
+        ("dtype", "fp16", "expected one of float32, bfloat16, float16"),
+        ("kv_pages", 2.5, "expected an integer"),
+        ("kv_pages", np.True_, "expected an integer"),
+    ],
+)
+def test_an_argument_of_another_type_is_refused_by_name(saved: Path, argument: str, value: Any, words: str) -> None:
+    with pytest.raises(trivet.ConfigError, match=f"{argument}.*{words}"):
+        trivet.Runtime.load(saved, device="cpu", limits=LIMITS, **{argument: value})
+
+
+def test_numbers_and_dtypes_of_other_libraries_are_taken(saved: Path) -> None:
+    sizing = {"kv_pages": np.int64(40), "memory_fraction": np.float32(0.5), "dtype": torch.float32}
+    with trivet.Runtime.load(saved, device="cpu", limits=LIMITS, **sizing) as runtime:
+        assert runtime.memory.kv_pages == 40
+        assert len(runtime.score([1, 2, 3], top=np.int64(2))[0].top) == 2
+
+
+@pytest.mark.parametrize("autostart", [True, False])
+def test_a_wait_takes_any_number_of_seconds_and_nothing_else(saved: Path, autostart: bool) -> None:
+    with trivet.Runtime.load(saved, device="cpu", limits=LIMITS, autostart=autostart) as runtime:
+        request = runtime.submit([1, 2], trivet.Sampling(max_new_tokens=3))
+        for odd in ("x", True, float("nan")):
+            with pytest.raises(trivet.RequestRejected, match="timeout"):
+                request.wait(odd)
+        assert request.wait(float("inf")) and request.wait(1e300) and request.wait(np.float64(1))
+
+
+def test_a_path_that_no_file_system_takes_is_refused() -> None:
+    with pytest.raises(trivet.ConfigError, match="too long"):
+        trivet.Runtime.load("x" * 5000, device="cpu")
+
+
+@pytest.mark.parametrize("field", ["stop", "stop_token_ids"])
+@pytest.mark.parametrize("value", [np.array(2), torch.tensor(2)], ids=["numpy", "torch"])
+def test_an_array_without_dimensions_is_no_list_of_stops(field: str, value: Any) -> None:
+    with pytest.raises(trivet.RequestRejected, match=field):
+        trivet.Sampling(**{field: value})

@@ -217,3 +217,27 @@ def test_an_interrupt_in_a_step_reaches_the_caller_and_leaves_the_runtime_servin
                 runtime.generate([[1, 2, 3]], SAMPLING)
         assert_at_rest(runtime)
         assert runtime.generate([[1, 2, 3]], SAMPLING)[0].token_ids == expected
+
+
+@pytest.mark.parametrize("site", ["_complete", "_report", "_compute"])
+def test_an_interrupt_that_loses_a_step_takes_the_runtime_down_and_leaves_nobody_waiting(
+    family_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, site: str
+) -> None:
+    def interrupted(*arguments: object) -> None:
+        engine._in_flight = None if site == "_complete" else engine._in_flight
+        raise KeyboardInterrupt
+
+    with trivet.Runtime.load(family_checkpoint, device="cpu", limits=LIMITS, autostart=False) as runtime:
+        engine, request = runtime._engine, runtime.submit([1, 2, 3], SAMPLING)
+        monkeypatch.setattr(engine, site, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            runtime.step()
+        monkeypatch.undo()
+        if site == "_complete":
+            with pytest.raises(trivet.RuntimeDown):
+                runtime.run_until_idle()
+            assert request.done and request.completion.finish_reason == "error"
+        else:  # the plan was accounted for, or its requests ended
+            runtime.run_until_idle()
+            assert request.done
+            assert_at_rest(runtime)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -70,3 +72,35 @@ def test_a_fork_is_told_at_once_that_the_thread_stayed_behind(family_checkpoint:
             assert "forked" in told.read()
         os.waitpid(child, 0)
         assert runtime.generate([[1, 2, 3]], trivet.Sampling(max_new_tokens=4))[0].token_ids == before
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the platform has no fork")
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+@pytest.mark.parametrize("reader", ["wait", "stream", "astream"])
+def test_whoever_waits_in_a_fork_is_told_that_nobody_steps_there(family_checkpoint: Path, reader: str) -> None:
+    async def first(tokens: trivet.AsyncTokenStream) -> None:
+        await anext(tokens)
+
+    sampling = trivet.Sampling(max_new_tokens=400, ignore_eos=True)
+    with trivet.Runtime.load(family_checkpoint, device="cpu", limits=LIMITS) as runtime:
+        tokens = runtime.astream([1, 2], sampling)
+        reads = {
+            "wait": runtime.submit([1, 2], sampling).wait,
+            "stream": partial(next, runtime.stream([1, 2], sampling)),
+            "astream": lambda: asyncio.run(first(tokens)),
+        }
+        readable, writable = os.pipe()
+        child = os.fork()
+        if not child:
+            signal.alarm(30)
+            try:
+                while True:  # tokens that were there at the fork may be read
+                    reads[reader]()
+            except trivet.RuntimeDown as error:
+                os.write(writable, str(error).encode())
+            finally:
+                os._exit(0)
+        os.close(writable)
+        with os.fdopen(readable) as told:
+            assert "forked" in told.read()
+        os.waitpid(child, 0)

@@ -225,3 +225,17 @@ def test_messages_are_left_as_they_were_and_arrive_as_plain_values(tmp_path: Pat
 def test_the_date_can_be_asked_for(tmp_path: Path) -> None:
     template = loaded(write(tmp_path, template="{{ strftime_now('%Y') }}"))
     assert int(template.render([{"role": "user", "content": "x"}])) >= 2026
+
+
+def test_a_template_is_not_worked_out_while_it_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_text("{{ 'x' * 10**12 }}")
+    assert ChatTemplate.load(tmp_path) is not None
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "tokenizer_config.json"])
+def test_a_file_that_is_a_link_to_nothing_is_damaged_and_not_missing(name: str, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "other"}))
+    (tmp_path / name).unlink(missing_ok=True)
+    (tmp_path / name).symlink_to(tmp_path / "gone")
+    with pytest.raises(CheckpointError, match=name):
+        ChatTemplate.load(tmp_path)

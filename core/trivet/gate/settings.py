@@ -98,10 +98,12 @@ class Sizes:
         new_tokens += DECODES_BEFORE_DROP
         longest = max(mixed, warm, *SEQUENTIAL_PROMPTS, *(LONG_PROMPTS if settings.long else ())) + new_tokens
         if longest > asked.get("max_context", geometry.max_positions):
+            fewer = "--max-context gives" if "max_context" in asked else "the model has positions for"
             raise ConfigError(
                 f"the gate needs a context of {longest} tokens (a prompt of {mixed} is computed in steps of at most "
-                f"{step_tokens}), and this model or --max-context has fewer: lower --max-step-tokens, or leave out "
-                "--long"
+                f"{step_tokens}), and {fewer} {asked.get('max_context', geometry.max_positions)}: "
+                f"{'raise it, ' if 'max_context' in asked else ''}lower --max-step-tokens"
+                f"{', or leave out --long' if settings.long else ''}"
             )
         limits = {
             "max_requests": 1 << (rows - 1).bit_length(),

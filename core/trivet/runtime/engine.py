@@ -106,6 +106,7 @@ class Engine:
         self._bound_slots: dict[int, int] = {}
         self._cancelled: deque[Request] = deque()
         self._in_flight: Launched | None = None
+        self._planned: list[StepPlan] = []  # neither accepted nor failed
         self._ended_s = 0.0
         self._on_device = inputs.device.type == "cuda"
         self._keeps_tokens = self._on_device  # whether the newest token of each slot is kept on the device
@@ -171,12 +172,22 @@ class Engine:
     def step(self, *, overlap: bool = False) -> list[StepReport]:
         """Plan and launch one step, and take steps into account; what ended, oldest first.
 
-        An exception inside a step ends the requests of that step and no other; it is not raised here.
+        An exception inside a step ends the requests of that step and no other; it is not raised here. An interrupt is,
+        and is fatal where it leaves a plan that nobody holds any more.
 
         Args:
             overlap: leave the launched step in flight and take the one before it into account meanwhile. Otherwise
                 nothing is in flight afterwards. Pointless where the host computes the steps itself.
         """
+        try:
+            return self._advance(overlap)
+        except BaseException as error:
+            held = self._in_flight.plan if self._in_flight is not None else None
+            if any(plan is not held for plan in self._planned):
+                self.fatal = self.fatal or error
+            raise
+
+    def _advance(self, overlap: bool) -> list[StepReport]:
         reports = []
         self._keeps_tokens |= overlap
         if not overlap and self._in_flight is not None:
@@ -187,6 +198,7 @@ class Engine:
         try:
             with self._accounts():
                 plan = self.scheduler.schedule()
+                self._planned += [plan] if plan is not None else []
                 for request in self.scheduler.take_given_up():
                     self._settle(request)
                     given_up += 1
@@ -226,6 +238,7 @@ class Engine:
             return report
         with self._accounts():
             new_tokens, failed = self._accept(plan, samples, scores)
+            self._planned = [other for other in self._planned if other is not plan]
         return self._report(plan, launched.started_s, new_tokens, failed)
 
     def _fail(self, plan: StepPlan, error: BaseException, started_s: float, given_up: int = 0) -> StepReport:
@@ -239,6 +252,7 @@ class Engine:
             logger.warning("step %d failed and ends %d requests: %s", plan.serial, failed, error)
             for request in plan.requests:
                 self._settle(request)
+            self._planned = [other for other in self._planned if other is not plan]
         return self._report(plan, started_s, 0, failed)
 
     def _report(self, plan: StepPlan, started_s: float, new_tokens: int, failed: int) -> StepReport:

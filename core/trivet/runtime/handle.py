@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import numbers
+import threading
 import time
 from collections.abc import Callable
 
+from trivet.errors import RequestRejected
 from trivet.runtime.output import Produced, RequestOutput
 from trivet.runtime.results import Completion, Timings, Token
 from trivet.scheduler.request import Request as ScheduledRequest
@@ -24,12 +28,14 @@ class Request:
         cancel: Callable[[ScheduledRequest], None],
         new_decoder: Callable[[], StreamDecoder | None],
         drive: Callable[[], object] | None = None,
+        check_steps: Callable[[], None] = lambda: None,
     ) -> None:
         self._scheduled = scheduled
         self._output = output
         self._cancel = cancel
         self._new_decoder = new_decoder
         self._drive = drive
+        self._check_steps = check_steps
         self._final: dict[str, Completion] = {}
 
     @property
@@ -63,7 +69,17 @@ class Request:
         """Wait until the request is done; False if `timeout` seconds passed before.
 
         Where the runtime has no thread of its own, this steps it.
+
+        Args:
+            timeout: None, or more than a system can wait, waits for as long as it takes.
+
+        Raises:
+            RequestRejected: `timeout` is not a number.
+            RuntimeDown: nobody steps in this process, which was forked from the one that loaded the runtime.
         """
+        timeout = _seconds(timeout)
+        if not self.done:
+            self._check_steps()
         if self._drive is None:
             return self._output.wait(timeout)
         give_up_s = None if timeout is None else time.monotonic() + timeout
@@ -72,6 +88,10 @@ class Request:
                 return False
             self._drive()
         return True
+
+    def check_steps(self) -> None:
+        """Raise `RuntimeDown` where nobody steps: in a fork of the process whose thread does."""
+        self._check_steps()
 
     def _summary(self) -> Completion:
         produced = self._output.entries()
@@ -105,6 +125,14 @@ class Request:
         last = request.finished_s
         tpot_ms = (last - first) * 1e3 / (new_tokens - 1) if last is not None and new_tokens > 1 else None
         return Timings(queue_ms, ttft_ms, tpot_ms)
+
+
+def _seconds(timeout: float | None) -> float | None:
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, numbers.Real) or math.isnan(timeout):
+        raise RequestRejected(f"timeout is {timeout!r}, expected seconds, or None")
+    return float(timeout) if timeout <= threading.TIMEOUT_MAX else None
 
 
 class TokenReader:

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 def serve_longest_step(runtime: Runtime) -> None:
     """Serve a prompt of as many tokens as a step and a context hold, so that temporaries and kernels are there."""
     limits, pages = runtime._engine.blueprint.capacity.limits, runtime.memory.kv_pages
-    room_tokens = min(limits.max_step_tokens, limits.max_context - 1, pages * limits.page_size - 1)
+    new_tokens = 2  # so that a decode step is served too
+    room_tokens = min(limits.max_step_tokens, limits.max_context - new_tokens, pages * limits.page_size - 1)
     if room_tokens >= 1:
-        runtime.generate([[0] * room_tokens], Sampling(max_new_tokens=2, ignore_eos=True))
+        runtime.generate([[0] * room_tokens], Sampling(max_new_tokens=new_tokens, ignore_eos=True))
 
 
 @frozen

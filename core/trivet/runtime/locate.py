@@ -40,12 +40,13 @@ def locate_checkpoint(checkpoint: str | os.PathLike[str], *, with_weights: bool 
         return _shipped(checkpoint, "geometries")
     try:
         path = Path(checkpoint).expanduser()
-    except (TypeError, RuntimeError) as error:
+        found = path.is_dir()
+    except (TypeError, RuntimeError, OSError, ValueError) as error:
         expected = f"expected a directory or one of {', '.join(EMBEDDED)}"
-        raise ConfigError(f"checkpoint is {checkpoint!r}, {expected}") from error
-    if not path.is_dir() and isinstance(checkpoint, str) and MODEL_ID.fullmatch(checkpoint):
+        raise ConfigError(f"checkpoint is {checkpoint!r}, {expected}: {error}") from error
+    if not found and isinstance(checkpoint, str) and MODEL_ID.fullmatch(checkpoint):
         return fetch_from_hub(checkpoint)
-    if not path.is_dir():
+    if not found:
         raise ConfigError(
             f"checkpoint {str(checkpoint)!r} is neither a directory nor one of the models that ship with Trivet "
             f"({', '.join(EMBEDDED)}; with random weights also {', '.join(GEOMETRIES)})"

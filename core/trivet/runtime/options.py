@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import numbers
+from typing import Any
 
-from attrs import frozen
+from attrs import field, frozen
 
 from trivet.capacity import Limits
 from trivet.capacity.plan import NUMERIC_POLICIES
@@ -14,24 +16,35 @@ from trivet.errors import ConfigError
 WEIGHT_SOURCES = ("checkpoint", "random")
 
 
+def _plain(value: Any) -> Any:
+    """Numbers of other libraries as Python's own; anything else as it is, to be refused by name."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    return float(value) if isinstance(value, numbers.Real) else value
+
+
+def _dtype(value: object) -> str | None:
+    return None if value is None else served(value, "argument dtype")
+
+
 @frozen(kw_only=True)
 class SizingOptions:
     """What decides how large a runtime is. See `Runtime.load` for the meanings."""
 
-    dtype: str | None = None
+    dtype: str | None = field(default=None, converter=_dtype)
     limits: Limits | None = None
-    kv_pages: int | None = None
-    memory_fraction: float = 0.9
+    kv_pages: int | None = field(default=None, converter=_plain)
+    memory_fraction: float = field(default=0.9, converter=_plain)
     prefix_cache: bool = True
-    snapshot_stride: int | None = None
-    snapshot_bytes: int | None = None
+    snapshot_stride: int | None = field(default=None, converter=_plain)
+    snapshot_bytes: int | None = field(default=None, converter=_plain)
     numeric_policy: str = "tuned"
     cuda_graphs: bool = True
     attention: str | None = None
 
     def __attrs_post_init__(self) -> None:
-        if self.dtype is not None:
-            served(self.dtype, "argument dtype")
         if self.limits is not None and not isinstance(self.limits, Limits):
             raise ConfigError(f"limits is {self.limits!r}, expected a trivet.Limits or None")
         fraction = self.memory_fraction

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import itertools
 import logging
+import numbers
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -134,6 +135,10 @@ class Runtime:
             raise ConfigError(f"weights is {weights!r}, expected one of {', '.join(WEIGHT_SOURCES)}")
         if not isinstance(seed, int) or isinstance(seed, bool):
             raise ConfigError(f"seed is {seed!r}, expected an integer")
+        if not isinstance(autostart, bool):
+            raise ConfigError(f"autostart is {autostart!r}, expected True or False")
+        if progress is not None and not callable(progress):
+            raise ConfigError(f"progress is {progress!r}, expected a function of two numbers of bytes, or None")
         options = SizingOptions(
             dtype=dtype,
             limits=limits,
@@ -216,11 +221,11 @@ class Runtime:
         Returns:
             ``len(token_ids) - 1`` entries; entry *i* is about token *i + 1* given tokens 0 to *i*. Natural logarithm.
         """
-        if not isinstance(top, int) or isinstance(top, bool) or not 0 <= top <= LOGPROBS_MAX:
+        if not isinstance(top, numbers.Integral) or isinstance(top, bool) or not 0 <= top <= LOGPROBS_MAX:
             raise RequestRejected(f"top is {top!r}, expected an integer from 0 to {LOGPROBS_MAX}")
         ids = self._prompt_ids(token_ids)
         request = self._scheduled(ids, None, "score", 0)
-        output = RequestOutput(score_top=top)
+        output = RequestOutput(score_top=int(top))
         handle = self._submit(request, output)
         self._wait([handle])
         if output.error is not None:
@@ -385,7 +390,7 @@ class Runtime:
             self._engine.submit(request, output)
         self._awake()
         drive = None if self._thread else self.step
-        return Request(request, output, self._cancel, self._decoder, drive)
+        return Request(request, output, self._cancel, self._decoder, drive, self._check_process)
 
     def _cancel(self, request: ScheduledRequest) -> None:
         if self._down is None:
@@ -457,12 +462,15 @@ class Runtime:
         """Whether this is a fork of the process whose thread steps: nobody steps here."""
         return self._thread is not None and os.getpid() != self._process
 
-    def _check_up(self) -> None:
+    def _check_process(self) -> None:
         if self._forked:
             raise RuntimeDown(
                 "this process was forked from the one that loaded the runtime, whose thread stayed there; load a "
                 "runtime in this process"
             )
+
+    def _check_up(self) -> None:
+        self._check_process()
         if self._down is not None:
             raise RuntimeDown(str(self._down)) from self._down.__cause__
 

@@ -26,8 +26,11 @@ class _Reading:
 
     @property
     def _waits(self) -> bool:
-        """Whether there is neither a token to read nor an end."""
-        return self._output.count <= self._read and not self._output.done
+        """Whether there is neither a token to read nor an end; raises where there never will be."""
+        waits = self._output.count <= self._read and not self._output.done
+        if waits:
+            self.request.check_steps()
+        return waits
 
     def _take(self) -> Token | None:
         """The next token; None at the end. Raises the request's error if it ended with one."""

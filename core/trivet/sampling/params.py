@@ -92,7 +92,10 @@ def _token_ids(value: Iterable[int] | None) -> tuple[int, ...]:
 def _listed(name: str, value: object, expected: str) -> tuple[object, ...]:
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise _refused(name, value, expected)
-    return tuple(value)
+    try:
+        return tuple(value)
+    except TypeError as error:  # an array without dimensions
+        raise _refused(name, value, expected) from error
 
 
 @frozen
@@ -103,7 +106,7 @@ class Sampling:
     temperature, top-k, top-p, min-p. Each filter works on what the one before it left, renormalised.
 
     Attributes:
-        max_new_tokens: most new tokens; None means as many as the context leaves.
+        max_new_tokens: most new tokens; None means as many as the context and the pool of KV pages leave.
         temperature: divides the logits; 0 takes the most probable token (the lowest id among equals).
         top_k: keep the k most probable tokens, lowest ids first among equals; 0 keeps all.
         top_p: keep the smallest set of most probable tokens whose probability reaches this; 1 keeps all.

@@ -62,8 +62,8 @@ class ChatTemplate:
             CheckpointError: a file is damaged, or the template is not valid Jinja.
         """
         template_path, config_path = Path(directory) / TEMPLATE_FILE, Path(directory) / CONFIG_FILE
-        config = read_object(config_path, CheckpointError, _FILE_LIMIT_BYTES) if config_path.exists() else {}
-        if template_path.exists():
+        config = read_object(config_path, CheckpointError, _FILE_LIMIT_BYTES) if os.path.lexists(config_path) else {}
+        if os.path.lexists(template_path):  # a link to nothing is a damaged file, not a missing one
             return cls(_read_text(template_path), template_path, _special_tokens(config))
         found = _configured_template(config, config_path)
         return None if found is None else cls(found, config_path, _special_tokens(config))
@@ -207,7 +207,10 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 def _environment() -> _Sandbox:
     """Jinja as transformers runs chat templates, so that a template renders the same text here."""
-    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation])
+    # Unoptimised: constants would be worked out while a template is loaded, and may be of any size.
+    environment = _Sandbox(
+        trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[jinja2.ext.loopcontrols, _Generation]
+    )
     environment.filters["tojson"] = _to_json
     environment.globals |= {
         "raise_exception": _raise_exception,
