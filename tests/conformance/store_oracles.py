@@ -5,6 +5,7 @@ python -m tests.conformance.store_oracles
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ def reference(config: Mapping[str, object], tensors: Mapping[str, torch.Tensor],
     """Logits of transformers' own class, with the language model's config and tensors."""
     import transformers
 
-    text: Any = config.get("text_config", config)
+    text: Any = copy.deepcopy(config.get("text_config", config))  # transformers writes into it
     kinds = {"qwen3": ("Qwen3Config", "Qwen3ForCausalLM"), "qwen3_5_text": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM")}
     config_class, model_class = (getattr(transformers, name) for name in kinds[text["model_type"]])
     model = model_class(config_class(**text)).eval().float()

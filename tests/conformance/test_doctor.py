@@ -16,6 +16,7 @@ from tests.support.distributions import FAMILIES, importable, install, working_f
 from trivet.cli.main import main
 
 V1 = {FAMILIES: {"x": "xs:plugin"}}
+BUILD = "def build(geometry, parameters): ...\n"
 MISSPELT = (
     "from trivet.plugin import hookimpl\n"
     "class P:\n    @hookimpl\n    def trivet_model_familes(self): return []\nplugin = P()\n"
@@ -40,7 +41,8 @@ def named(report: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def test_sound_plugins_are_ready_with_their_families(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    install(site, "toys", {FAMILIES: {"toy": "toys:plugin"}}, {"toys": working_family("toy")})
+    modules = {"toys": working_family("toy"), "toy": BUILD}
+    install(site, "toys", {FAMILIES: {"toy": "toys:plugin"}}, modules)
     code, report = doctor(capsys)
     assert code == 0 and report["ok"]
     toy = named(report, "toy")
@@ -83,6 +85,28 @@ def test_a_wrong_plugin_is_told_with_phase_error_and_remedy(
     assert "remedy: " in said and said.splitlines()[-1].startswith("1 of ")
 
 
+@pytest.mark.parametrize(
+    ("source", "says", "remedy"),
+    [
+        ("", "x_model has no 'build'", "mend the source of xs"),
+        ("build = 1", "expected a callable", "mend the source of xs"),
+        ("from torch import Tensr", "importing x_model failed: ImportError", "mend the source of xs"),
+        ("import no_such_kernels.fast", "No module named 'no_such_kernels'", "pip install no_such_kernels"),
+    ],
+    ids=["no such name", "no callable", "import error", "missing module"],
+)
+def test_a_family_whose_model_cannot_be_built_is_not_ready(
+    source: str, says: str, remedy: str, site: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    family = working_family("x").replace("'x' + \":build\"", "'x_model:build'")
+    install(site, "xs", V1, {"xs": family, "x_model": source})
+    code, report = doctor(capsys)
+    plugin = named(report, "x")
+    assert code == 1 and (plugin["status"], plugin["phase"]) == ("failed", "validation")
+    assert "field 'build'" in plugin["error"] and says in plugin["error"] and remedy in plugin["remedy"]
+    assert [family["name"] for family in plugin["families"]] == ["x"]
+
+
 def test_what_is_blocked_is_not_wrong_and_not_imported(
     site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -114,7 +138,7 @@ def test_no_plugin_for_another_api_version_is_imported(site: Path) -> None:
 
 def test_a_plugin_that_prints_when_it_is_imported_leaves_one_json_object(site: Path) -> None:
     greeting = "import os\nprint('welcome')\nos.write(1, b'raw welcome')\n"
-    install(site, "loud", {FAMILIES: {"loud": "loud:plugin"}}, {"loud": greeting + working_family("loud")})
+    install(site, "loud", {FAMILIES: {"loud": "loud:plugin"}}, {"loud": greeting + working_family("loud") + BUILD})
     command = [sys.executable, "-m", "trivet", "doctor", "--json"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(site), *sys.path])}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 from tests.conformance.projects import project
 
+import trivet
 from trivet.cli.main import main
 from trivet.conformance import Asked, Kit
+from trivet.plugin import ConfigDocument, PluginManager
 
 ROOT = Path(__file__).parents[2]
 MOST_LINES = 150
@@ -24,6 +26,15 @@ def test_the_template_conforms_with_nothing_not_run(tmp_path: Path) -> None:
         outcomes = [kit.run(check) for check in kit.manifest()]
     assert [(o.id, o.failure or o.reason) for o in outcomes if o.status != "passed"] == []
     assert sum(o.tier == "numerics" for o in outcomes) >= 10
+
+
+@pytest.mark.parametrize("eps", [-1e-6, -1.0, 1.5, 1e30])
+def test_the_template_refuses_an_epsilon_that_no_norm_has(eps: float, tmp_path: Path) -> None:
+    with project(tmp_path / "sprout", "sprout"):
+        family = PluginManager.discover().family_for("sprout")
+        config = {**family.tiny_configs["plain"], "rms_norm_eps": eps}
+        with pytest.raises(trivet.ConfigError, match=r"config\.json: 'rms_norm_eps' is .*expected a finite number"):
+            family.read_geometry(ConfigDocument(config))
 
 
 def test_the_template_generates_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,6 +24,13 @@ def family(**changes: Any) -> ModelFamily:
     return ModelFamily(**{**fields, **changes})
 
 
+class Tileless:
+    """A decode path but for one member."""
+
+    name = backend = "tileless"
+    usable = layout = scratch_bytes = bind = print
+
+
 @pytest.mark.parametrize(
     ("field", "value", "expected"),
     [
@@ -40,7 +47,13 @@ def family(**changes: Any) -> ModelFamily:
         ("build", "toy.model", "a callable or a string 'module:attribute'"),
         ("decode_paths", (), "at least one DecodePath"),
         ("decode_paths", standard_paths, "at least one DecodePath"),
-        ("decode_paths", (object(),), "lacks part of that protocol"),
+        (
+            "decode_paths",
+            (object(),),
+            "lacks name, backend, usable, tile, layout, scratch_bytes, bind of that protocol",
+        ),
+        ("decode_paths", (Tileless(),), "lacks tile of that protocol"),
+        ("decode_paths", (type(standard_paths()[0]),), "is a class: give an instance of it"),
         ("decode_paths", (*standard_paths(), *standard_paths()), "paths of distinct names"),
         ("capabilities", {"prefix_cache": True}, "a Capabilities value"),
     ],

@@ -76,14 +76,21 @@ class PlanOwner(Protocol):
 
     @property
     def positions(self) -> torch.Tensor:
-        """int32 ``[tokens]``: position of each token of the step, in the plan's own buffer."""
+        """int32 ``[tokens]``: position of each token of the step, a view of one of the plan's own buffers."""
 
     def update(self, batch: StepBatch) -> Replan:
-        """Refill the plan in place for `batch`.
+        """Refill the plan in place for `batch`, whose arrays are the caller's: copy what is read after this call.
+
+        Everything is compared before anything is written, in this order: ``query_heads``, ``kv_heads``, ``requests``
+        (rows), ``indptr`` (entries of ``page_indptr``), ``tokens``, ``positions`` (the longest context),
+        ``pages_per_request``, ``pages`` (entries of ``page_indices``), whether the arrays agree, ``tiles``. Each is an
+        attribute of `PlanCapacity`, and `trivet.plugin.check_batch` does all of it. Then each buffer's length as it was
+        bound with what is to be written there, under the buffer's own name.
 
         Raises:
-            CapacityExceeded: the batch is larger than the capacity in the named dimension. The plan is unchanged.
-            ConfigError: the arrays of the batch contradict each other.
+            CapacityExceeded: the batch is larger than the capacity, or than a buffer, in the named dimension, the first
+                of those above. The plan is unchanged.
+            ConfigError: the arrays of the batch contradict each other. The plan is unchanged.
             RuntimeDown: the owner was closed.
         """
 
@@ -112,11 +119,15 @@ class PlanOwner(Protocol):
 
 @runtime_checkable
 class DecodePath(Protocol):
-    """Couples a predicate, a layout and an owner.
+    """Couples a predicate, a layout and an owner. ``sdk_docs/decode_paths.md`` writes one.
 
-    A path whose owners have `note_capture` says so by an attribute ``captures = True``: pure decode steps on its
-    owners may be captured in CUDA graphs and replayed after any later `PlanOwner.update` to as many rows. Without the
-    attribute decode steps are not captured.
+    The runtime asks `usable`, takes the first path that says yes, makes a `PlanCapacity` with its `tile`, counts
+    `layout` and `scratch_bytes` in the ledger, allocates the layout and hands it to `bind`.
+
+    Decode steps are captured in CUDA graphs where a path says so by an attribute beside these, ``captures = True``.
+    Its owners then have one method more than `PlanOwner`: ``note_capture() -> None``, called after a pure decode step
+    was captured on the plan in place. From then on an `update` to as many decode rows and no others either leaves grid
+    and buffers such that a replay computes the new step, or raises.
     """
 
     @property

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
+from importlib.util import find_spec
 from typing import Any
 
 import attrs
@@ -15,6 +16,8 @@ import click
 
 from trivet.cli.debug import debug_option
 from trivet.cli.environment import Part, environment
+from trivet.errors import PluginError
+from trivet.plugin.family import ModelFamily
 from trivet.plugin.groups import FAMILIES
 from trivet.plugin.hookspecs import PROJECT
 from trivet.plugin.manager import PluginManager
@@ -30,7 +33,8 @@ WRONG = ("failed", "incompatible")
 def doctor(as_json: bool) -> int:
     """Say whether plugins and environment are sound. Exit code 1 if a plugin is wrong.
 
-    Only plugins that are meant for this Trivet are imported. A missing optional part of the environment is a note.
+    Only plugins that are meant for this Trivet are imported, and of a family also what builds its model. A missing
+    optional part of the environment is a note.
     """
     with _stdout_is_ours():
         manager = PluginManager.discover()
@@ -87,6 +91,9 @@ def _examined(record: PluginRecord, manager: PluginManager) -> dict[str, Any]:
                 "capabilities": attrs.asdict(family.capabilities),
             }
         )
+        error = _unbuildable(family)
+        if error is not None:
+            record = attrs.evolve(record, status="failed", phase="validation", error=error)
     return {
         **attrs.asdict(record),
         # Loaded to be examined; a person asks whether it is ready.
@@ -95,6 +102,17 @@ def _examined(record: PluginRecord, manager: PluginManager) -> dict[str, Any]:
         "families": families,
         "remedy": _remedy(record),
     }
+
+
+def _unbuildable(family: ModelFamily) -> str | None:
+    """Why what builds the family's model cannot be had, which loading a plugin does not try; None if it can."""
+    if find_spec("torch") is None:
+        return None  # nothing runs, as the environment's lines say
+    try:
+        family.builder()
+    except PluginError as error:
+        return " ".join(str(error).split())
+    return None
 
 
 def _remedy(record: PluginRecord) -> str | None:
@@ -110,12 +128,20 @@ def _remedy(record: PluginRecord) -> str | None:
         if name == PROJECT:  # its own entry points are right: somebody else claims the same name
             return f"uninstall the other distribution that the error names, or set {VARIABLE}=-OTHER:{record.name}"
         return f"pip uninstall {name}"
-    missing = re.search(r"No module named '([\w.]+)'", record.error or "")
-    if record.phase == "import" and missing and not record.target.startswith(missing[1].partition(".")[0]):
-        return f"pip install {missing[1].partition('.')[0]}, or pip uninstall {name}"
+    if record.phase in ("import", "validation") and (missing := _missing_module(record)):
+        return f"pip install {missing}, or pip uninstall {name}"
     if record.phase == "import":
         return f"pip install --force-reinstall {name}, or pip uninstall {name}"
     return f"mend the source of {name} (or tell its author), or pip uninstall {name}"
+
+
+def _missing_module(record: PluginRecord) -> str | None:
+    """The top-level module that an import lacks, unless that is the plugin's own."""
+    found = (
+        re.search(r"No module named '(\w+)", record.error or "") if record.phase in ("import", "validation") else None
+    )
+    own = record.target.partition(":")[0].partition(".")[0]
+    return found[1] if found and found[1] != own else None
 
 
 def _plugin_lines(plugins: list[dict[str, Any]]) -> list[str]:

@@ -34,6 +34,7 @@ CHECKS: tuple[Check, ...] = (
     *capabilities.CHECKS,
     *isolation.CHECKS,
     *state.CHECKS,
+    *isolation.LATE_CHECKS,
     *sampling.CHECKS,
     *serving.EARLY_CHECKS,
     *prefix.CHECKS,

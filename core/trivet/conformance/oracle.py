@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 import re
@@ -16,7 +17,7 @@ from attrs import frozen
 
 from trivet.conformance.failure import NotRun, broken
 from trivet.conformance.tiny import TinyModel, draw_tensors, make_tiny, read_config
-from trivet.errors import ConfigError, PluginError
+from trivet.errors import ConfigError
 from trivet.plugin.evidence import StoredOracle, TransformersOracle
 from trivet.plugin.manager import PluginManager
 
@@ -32,6 +33,7 @@ MARGIN_NATS = 0.05
 PROMPTS_TRIED = 50
 SCHEMA = "trivet.oracle/1"
 CHECKSUM_TOLERANCE = 1e-4
+AGAIN = "store the log-probabilities again, with trivet.conformance.store_logprobs"
 
 Reference = Callable[[Mapping[str, object], Mapping[str, torch.Tensor], Sequence[int]], torch.Tensor]
 """Takes config.json, every tensor by its name on disk (float32) and token ids; gives logits or log-probabilities
@@ -61,7 +63,7 @@ class Oracle(Protocol):
         """What computed it."""
 
     def sequences(self, tiny: TinyModel) -> Sequence[OracleSequence]:
-        """Sequences of `tiny` with their log-probabilities; `Broken` if they are of other weights."""
+        """Sequences of `tiny` with their log-probabilities; `Broken` if they are of another config or weights."""
 
     def without(self, tiny: TinyModel, group: str) -> torch.Tensor:
         """Log-probabilities of the first `PROBE_TOKENS` of the first sequence, the tensors of `group` zero."""
@@ -91,7 +93,8 @@ def open_oracle(family: ModelFamily, workspace: Path, rng: Callable[[str], np.ra
         rng: random numbers for one purpose.
 
     Raises:
-        NotRun: it declares none, or what it needs is not installed.
+        NotRun: it declares none, or what it needs is not there.
+        Broken: what was stored cannot be read.
     """
     declared = family.oracle
     if isinstance(declared, StoredOracle):
@@ -130,6 +133,7 @@ def store_logprobs(model_type: str, file: Path | str, reference: Reference, sour
         for group in tensor_groups(tensors):
             stored[f"{name}/without/{group}"] = evaluate(without_group(tensors, group), probe).contiguous()
         about["configs"][name] = {
+            "config": _stated(config),
             "prompt_tokens": [sequence.prompt_tokens for sequence in sequences],
             **_fingerprint(tensors),
         }
@@ -138,26 +142,39 @@ def store_logprobs(model_type: str, file: Path | str, reference: Reference, sour
 
 class _Stored:
     def __init__(self, target: str) -> None:
-        from safetensors import safe_open
+        from safetensors import SafetensorError, safe_open
 
         package, _, file = target.partition(":")
-        path = resources.files(package).joinpath(file)
+        try:
+            path = resources.files(package).joinpath(file)
+        except ModuleNotFoundError as error:
+            raise NotRun(
+                f"there is no oracle: the stored one is {target!r}, and {error}: name the package that carries the file"
+            ) from error
         with resources.as_file(path) as real:
             if not real.is_file():
-                raise PluginError(
-                    f"the stored oracle {target!r} is not there: write it with trivet.conformance.store_logprobs, and "
-                    "let the distribution carry it"
+                raise NotRun(
+                    f"there is no oracle: the stored one, {target!r}, is not in its package: write it with "
+                    "trivet.conformance.store_logprobs, and let the distribution carry it"
                 )
-            with safe_open(real, framework="pt") as opened:
-                self._tensors: dict[str, torch.Tensor] = {
-                    name: opened.get_tensor(name)
-                    for name in opened.keys()  # noqa: SIM118
-                }
-                about = json.loads((opened.metadata() or {}).get("trivet", "{}"))
+            try:
+                with safe_open(real, framework="pt") as opened:
+                    self._tensors: dict[str, torch.Tensor] = {
+                        name: opened.get_tensor(name)
+                        for name in opened.keys()  # noqa: SIM118
+                    }
+                    about = json.loads((opened.metadata() or {}).get("trivet", "{}"))
+            except (SafetensorError, ValueError) as error:
+                broken(
+                    observed=f"the stored oracle {target!r} cannot be read: {error}",
+                    expected="a safetensors file that store_logprobs wrote",
+                    cause=f"the file is damaged, or stands for one that was not downloaded: {AGAIN}",
+                )
         if about.get("schema") != SCHEMA:
-            raise PluginError(
-                f"the stored oracle {target!r} has schema {about.get('schema')!r}, expected {SCHEMA!r}: write it again "
-                "with trivet.conformance.store_logprobs"
+            broken(
+                observed=f"the stored oracle {target!r} has schema {about.get('schema')!r}",
+                expected=f"{SCHEMA!r}",
+                cause=f"something else than this Trivet's store_logprobs wrote it: {AGAIN}",
             )
         self._about = about
         self._target = target
@@ -169,10 +186,8 @@ class _Stored:
     def sequences(self, tiny: TinyModel) -> Sequence[OracleSequence]:
         about = self._about["configs"].get(tiny.name)
         if about is None:
-            raise NotRun(
-                f"{self._target} has no log-probabilities of tiny config {tiny.name!r}: store them again with "
-                "trivet.conformance.store_logprobs"
-            )
+            raise NotRun(f"{self._target} has no log-probabilities of tiny config {tiny.name!r}: {AGAIN}")
+        self._require_same_config(tiny, about)
         self._require_same_weights(tiny, about)
         return [
             OracleSequence(
@@ -186,6 +201,27 @@ class _Stored:
     def without(self, tiny: TinyModel, group: str) -> torch.Tensor:
         return self._tensors[f"{tiny.name}/without/{group}"]
 
+    def _require_same_config(self, tiny: TinyModel, about: Mapping[str, Any]) -> None:
+        found, stored = _stated(tiny.config), about.get("config")
+        if stored is None:
+            broken(
+                observed=f"{self._target} does not say which config its log-probabilities of {tiny.name!r} are of",
+                expected="the tiny config beside them",
+                cause=f"an earlier Trivet wrote the file: {AGAIN}",
+            )
+        if found != stored:
+            changes = [
+                f"{key} is {found.get(key, 'absent')}, was {stored.get(key, 'absent')}"
+                for key in sorted(found.keys() | stored.keys())
+                if found.get(key) != stored.get(key)
+            ]
+            broken(
+                observed=f"tiny config {tiny.name!r} is not the one that its stored log-probabilities are of: "
+                f"{', '.join(changes[:6])}",
+                expected=f"the config as it was when {self._target} was written",
+                cause=f"the tiny config was changed after its log-probabilities were stored: {AGAIN}",
+            )
+
     def _require_same_weights(self, tiny: TinyModel, about: Mapping[str, Any]) -> None:
         found = _fingerprint(tiny.tensors)
         if found["tensors"] != about["tensors"]:
@@ -196,15 +232,15 @@ class _Stored:
                 observed=f"tiny config {tiny.name!r} asks for other tensors than its stored log-probabilities are of: "
                 f"{', '.join(strange[:6])}",
                 expected="the tensors that the reference implementation reads, by name and shape",
-                cause="the weight map or the geometry names or sizes a tensor wrongly; if the change is meant, store "
-                "the log-probabilities again",
+                cause="the weight map or the geometry names or sizes a tensor wrongly; if the change is meant, "
+                f"{AGAIN}",
             )
         if abs(found["checksum"] - about["checksum"]) > CHECKSUM_TOLERANCE * about["checksum"]:
             broken(
                 observed=f"the weights of tiny config {tiny.name!r} sum to {found['checksum']:.6g}",
                 expected=f"{about['checksum']:.6g}, as when the log-probabilities were stored",
-                cause="the initial draws in the weight map have changed, or this torch draws other random numbers: "
-                "store the log-probabilities again",
+                cause="the initial draws in the weight map have changed (as by a norm's centre), or this torch draws "
+                f"other random numbers: {AGAIN}",
             )
 
 
@@ -256,7 +292,7 @@ def _evaluator(
     reference: Reference, config: Mapping[str, object]
 ) -> Callable[[Mapping[str, torch.Tensor], Sequence[int]], torch.Tensor]:
     def evaluate(tensors: Mapping[str, torch.Tensor], tokens: Sequence[int]) -> torch.Tensor:
-        logits = reference(config, tensors, tokens)
+        logits = reference(copy.deepcopy(config), tensors, tokens)  # some write into the config that they are given
         if logits.dim() != 2 or logits.shape[0] != len(tokens):
             raise ConfigError(
                 f"the reference gave a tensor of shape {list(logits.shape)} for {len(tokens)} tokens, expected "
@@ -299,6 +335,17 @@ def _continue(
         f"in {PROMPTS_TRIED} tries the oracle's best token never led by {MARGIN_NATS} nat for {new_tokens} tokens: the "
         "tiny model says nothing; widen the initial draws in the weight map"
     )
+
+
+def _stated(config: Mapping[str, object], prefix: str = "") -> dict[str, str]:
+    """What a config says, key by key as JSON; a model type may be renamed, and is left out."""
+    stated: dict[str, str] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            stated.update(_stated(value, f"{prefix}{key}."))
+        elif prefix or key != "model_type":
+            stated[f"{prefix}{key}"] = json.dumps(value)
+    return stated
 
 
 def _fingerprint(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:

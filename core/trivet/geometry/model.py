@@ -27,10 +27,13 @@ class ModelGeometry:
         intermediate_size: width of the gated MLP.
         vocab_size: rows of the embedding, and width of the logits.
         layers: one entry per decoder layer, in order.
-        norm_eps: epsilon of the RMS norms (``rms_norm_eps``).
+        norm_eps: epsilon of the RMS norms (``rms_norm_eps``), from 0 to 1.
         max_positions: longest context that the model was made for (``max_position_embeddings``).
         tied_embeddings: whether the output projection is the embedding matrix.
         dtype: dtype that the checkpoint states, the default for serving.
+
+    Raises:
+        ConfigError: there are no layers, or `norm_eps` is out of range.
     """
 
     model_type: str
@@ -46,6 +49,11 @@ class ModelGeometry:
     def __attrs_post_init__(self) -> None:
         if not self.layers:
             raise ConfigError(f"model {self.model_type!r} has no layers: num_hidden_layers must be at least 1")
+        if not 0.0 <= self.norm_eps <= 1.0:
+            raise ConfigError(
+                f"model {self.model_type!r}: the epsilon of its norms is {self.norm_eps!r}, expected a number from "
+                "0 to 1; correct rms_norm_eps in config.json"
+            )
 
     @property
     def attention_layers(self) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ geometries to read a config; `WeightMap` and `standard_weights` to name its para
 attend.
 """
 
-from trivet.attention.batch import StepBatch
+from trivet.attention.batch import StepBatch, check_batch
 from trivet.attention.paths import standard_paths
 from trivet.attention.protocol import DecodePath, PathRequest, PlanOwner, Replan, Verdict
 from trivet.capacity import DeviceProfile, Limits, PlanCapacity, TileShape
@@ -78,6 +78,7 @@ __all__ = [
     "StepBatch",
     "TileShape",
     "Verdict",
+    "check_batch",
     "standard_paths",
     # errors
     "CapacityExceeded",

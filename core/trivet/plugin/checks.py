@@ -31,8 +31,18 @@ def check_paths(value: str, found: object) -> None:
     if not isinstance(found, tuple) or not found:
         raise wrong_field(value, "decode_paths", found, expected)
     for path in found:
+        if isinstance(path, type):
+            remedy = f"{path.__name__} is a class: give an instance of it, {path.__name__}()"
+            raise wrong_field(value, "decode_paths", found, f"{expected}; {remedy}")
         if not isinstance(path, DecodePath):
-            raise wrong_field(value, "decode_paths", found, f"{expected}; {path!r} lacks part of that protocol")
+            missing = ", ".join(_missing_of(path)) or "part"
+            raise wrong_field(value, "decode_paths", found, f"{expected}; {path!r} lacks {missing} of that protocol")
     names = [path.name for path in found]
     if len(set(names)) < len(names):
         raise wrong_field(value, "decode_paths", names, "paths of distinct names")
+
+
+def _missing_of(path: object) -> list[str]:
+    """Members of `DecodePath` that `path` has not, or has as None."""
+    members = (name for name in vars(DecodePath) if not name.startswith("_"))
+    return [name for name in members if getattr(path, name, None) is None]

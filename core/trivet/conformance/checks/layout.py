@@ -8,12 +8,13 @@ from collections.abc import Sequence
 import torch
 
 from trivet.attention.batch import StepBatch
-from trivet.attention.protocol import DecodePath
+from trivet.attention.protocol import DecodePath, PlanOwner
 from trivet.capacity import PlanCapacity
 from trivet.conformance.batches import batch_of, drawn_capacities, worst_lengths
 from trivet.conformance.bench import Bench
 from trivet.conformance.check import Measured, check
 from trivet.conformance.failure import broken, expect
+from trivet.conformance.origin import origin
 from trivet.dtypes import as_torch
 from trivet.errors import CapacityExceeded, TrivetError
 from trivet.layout import BufferSpec
@@ -82,6 +83,24 @@ def allocated_as_reserved(bench: Bench) -> Measured:
     return {"bytes": float(total)}
 
 
+def bound_owner(bench: Bench, path: DecodePath, capacity: PlanCapacity) -> PlanOwner:
+    """An owner over buffers of its own; `Broken` if the path cannot make one."""
+    try:
+        return path.bind(capacity, path.layout(capacity).allocate(bench.device))
+    except Exception as error:
+        broken(
+            observed=f"path {path.name!r} under {capacity.limits}: layout or bind raises {type(error).__name__}: "
+            f"{error}, raised at {_place(error, path)}",
+            expected="an owner over the buffers of the layout",
+            cause="layout states a buffer that cannot be, or bind does not take what layout states; every check of "
+            "plans meets this first",
+        )
+
+
+def _place(error: Exception, path: DecodePath) -> str:
+    return origin(error, (type(path).__module__.partition(".")[0],))
+
+
 @check(
     "layout.worst-step-fits-exactly/1",
     "protocol",
@@ -96,21 +115,23 @@ def worst_step_fits_exactly(bench: Bench) -> Measured:
         for path in bench.usable_paths(attention):
             for capacity in drawn_capacities(rng, path, attention):
                 batches = [batch_of(capacity, *lengths) for lengths in worst_lengths(capacity)]
-                layout = path.layout(capacity)
                 for batch in batches:
-                    owner = path.bind(capacity, layout.allocate(bench.device))
+                    owner = bound_owner(bench, path, capacity)
                     try:
                         owner.update(batch)
-                    except TrivetError as error:
+                    except Exception as error:
                         broken(
                             observed=f"path {path.name!r} under {capacity.limits}: a step of query lengths "
-                            f"{batch.query_lengths.tolist()} and contexts {batch.kv_lengths.tolist()}: {error}",
+                            f"{batch.query_lengths.tolist()} and contexts {batch.kv_lengths.tolist()}: "
+                            f"{type(error).__name__}: {error}, raised at {_place(error, path)}",
                             expected="an update: the step is within the capacity",
-                            cause="a buffer is shorter than the worst step, or a dimension is bounded too low",
+                            cause="a buffer is shorter than the worst step, or a dimension is bounded too low"
+                            if isinstance(error, TrivetError)
+                            else "update raises for a step within the capacity",
                         )
                     finally:
                         owner.close()
-                for spec in layout.specs:
+                for spec in path.layout(capacity).specs:
                     if not spec.pinned and spec.dtype.startswith("int"):
                         tried += 1
                         _require_needed(bench, path, capacity, spec, batches)
@@ -160,3 +181,6 @@ def _require_needed(
 
 
 CHECKS = (allocated_as_reserved, worst_step_fits_exactly)
+
+ALONE = (worst_step_fits_exactly,)
+"""Those that ask a decode path alone, by capacity and geometry, without a model."""

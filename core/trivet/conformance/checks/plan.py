@@ -15,7 +15,9 @@ from trivet.capacity import DeviceProfile, Limits, PlanCapacity
 from trivet.conformance.batches import Contexts, batch_of, drawn_capacities, drawn_lengths
 from trivet.conformance.bench import LIMITS, Bench
 from trivet.conformance.check import Measured, check
+from trivet.conformance.checks.layout import bound_owner
 from trivet.conformance.failure import broken, expect
+from trivet.conformance.origin import origin
 from trivet.conformance.served import said
 from trivet.conformance.storages import NewStorages, storages_within
 from trivet.conformance.twins import RefusingPath, watched
@@ -33,7 +35,7 @@ def _owners(bench: Bench, rng: np.random.Generator) -> Iterator[tuple[DecodePath
     for attention in geometries:
         for path in bench.usable_paths(attention):
             for capacity in drawn_capacities(rng, path, attention):
-                owner = path.bind(capacity, path.layout(capacity).allocate(bench.device))
+                owner = bound_owner(bench, path, capacity)
                 try:
                     yield path, capacity, owner
                 finally:
@@ -43,12 +45,15 @@ def _owners(bench: Bench, rng: np.random.Generator) -> Iterator[tuple[DecodePath
 def _updated(owner: PlanOwner, batch: StepBatch, path: DecodePath) -> None:
     try:
         done = owner.update(batch)
-    except TrivetError as error:
+    except Exception as error:
+        place = origin(error, (type(path).__module__.partition(".")[0],))
         broken(
             observed=f"path {path.name!r}: update of query lengths {batch.query_lengths.tolist()} and contexts "
-            f"{batch.kv_lengths.tolist()} raises {type(error).__name__}: {error}",
+            f"{batch.kv_lengths.tolist()} raises {type(error).__name__}: {error}, raised at {place}",
             expected="an update: the batch is within the capacity",
-            cause="a dimension is checked against the wrong bound",
+            cause="a dimension is checked against the wrong bound"
+            if isinstance(error, TrivetError)
+            else "update reads past the end of what the batch holds, or past a buffer, for a step of this shape",
         )
     expect(
         isinstance(done, Replan),
@@ -89,7 +94,8 @@ def no_allocation(bench: Bench) -> Measured:
 @check(
     "plan.pointers-stable/1",
     "protocol",
-    "The addresses of a plan's buffers do not change between binding and close, over any sequence of shapes.",
+    "The addresses of a plan's buffers do not change between binding and close, over any sequence of shapes, and the "
+    "plan is held in them alone: what becomes of a batch's arrays after the update changes nothing.",
     cause="update replaces a buffer",
 )
 def pointers_stable(bench: Bench) -> Measured:
@@ -107,6 +113,7 @@ def pointers_stable(bench: Bench) -> Measured:
                 owner.append(*contexts.new(batch), contexts.cache_keys, contexts.cache_values)
                 query = torch.randn(batch.tokens, capacity.query_heads, capacity.head_dim, generator=generator)
                 owner.attend(query, contexts.cache_keys, contexts.cache_values)
+                _require_own(path, owner, batch, contexts, query)
             updates += 1
             after = owner.buffers.pointers()
             moved = [name for name in before if after.get(name) != before[name]]
@@ -119,11 +126,42 @@ def pointers_stable(bench: Bench) -> Measured:
     return {"updates": float(updates)}
 
 
+def _require_own(path: DecodePath, owner: PlanOwner, batch: StepBatch, contexts: Contexts, query: torch.Tensor) -> None:
+    """`Broken` if the plan depends on the arrays of a batch once it has been updated from them."""
+
+    def attended(lent: StepBatch, *, spoil: bool) -> torch.Tensor:
+        _updated(owner, lent, path)
+        if spoil:
+            for array in (lent.query_lengths, lent.kv_lengths, lent.page_indptr):
+                array.fill(0)
+            lent.page_indices.fill(contexts.cache_keys.shape[0] - 1)  # holds nothing but NaN
+        keys, values = contexts.cache_keys.clone(), contexts.cache_values.clone()
+        owner.append(new_keys, new_values, keys, values)
+        return owner.attend(query, keys, values)
+
+    new_keys, new_values = contexts.new(batch)
+    arrays = ("query_lengths", "kv_lengths", "page_indptr", "page_indices")
+    copied = attrs.evolve(batch, **{name: getattr(batch, name).copy() for name in arrays})
+    expected = attended(batch, spoil=False)
+    try:
+        found: object = attended(copied, spoil=True)
+    except Exception as error:
+        found = f"{type(error).__name__}: {error}"
+    expect(
+        isinstance(found, torch.Tensor) and torch.allclose(found, expected, equal_nan=True),
+        observed=f"path {path.name!r}: once the arrays of the batch are overwritten, after update, append and attend "
+        + (f"raise {found}" if isinstance(found, str) else "give another result"),
+        expected="the same result: the arrays are the caller's, the buffers are the plan's",
+        cause="the owner keeps an array of the batch, whose memory np.asarray and torch.from_numpy share, and appends "
+        "or attends by it: copy what it needs into buffers of the layout",
+    )
+
+
 @check(
     "plan.positions/1",
     "protocol",
     "After an update the plan's positions are, row by row, those of the tokens that the row computes: they continue "
-    "where its context ended, also where that came from the prefix cache.",
+    "where its context ended, also where that came from the prefix cache. They lie in the plan's own buffers.",
     cause="positions are counted from the start of the step",
 )
 def positions(bench: Bench) -> None:
@@ -137,7 +175,8 @@ def positions(bench: Bench) -> None:
                 for count, length in zip(batch.query_lengths.tolist(), batch.kv_lengths.tolist(), strict=True)
                 for position in range(length - count, length)
             ]
-            found = owner.positions.tolist()
+            held = owner.positions
+            found = held.tolist()
             expect(
                 found == expected,
                 observed=f"path {path.name!r}, query lengths {batch.query_lengths.tolist()}, contexts "
@@ -145,6 +184,18 @@ def positions(bench: Bench) -> None:
                 expected=f"{expected[:24]}",
                 cause="a row's first position is not its context less what it computes: a chunk or a warm start would "
                 "be rotated as if it began at 0",
+            )
+            names = [spec.name for spec in owner.buffers.layout.specs]
+            inside = held.untyped_storage().data_ptr() in {
+                owner.buffers[name].untyped_storage().data_ptr() for name in names
+            }
+            expect(
+                inside and held.dtype == torch.int32,
+                observed=f"path {path.name!r}: positions is a tensor of {held.dtype}"
+                + ("" if inside else " that lies in none of the plan's buffers"),
+                expected=f"the front of an int32 buffer of the layout, one of {names}",
+                cause="update makes a tensor of its own for the positions, which no ledger counts and a captured CUDA "
+                "graph does not see: state a buffer for them in layout, fill it in update and return its front",
             )
 
 
@@ -161,7 +212,7 @@ def refuses_what_is_too_large(bench: Bench) -> Measured:
         for path in bench.usable_paths(attention):
             capacity = PlanCapacity(attention, Limits(2, 8, 12, 4), path.tile(attention))
             for dimension, batch in _too_large(capacity):
-                owner = path.bind(capacity, path.layout(capacity).allocate(bench.device))
+                owner = bound_owner(bench, path, capacity)
                 _updated(owner, batch_of(capacity, [2, 1], [7, 3]), path)
                 held = {spec.name: owner.buffers[spec.name].clone() for spec in owner.buffers.layout.specs}
                 try:
@@ -228,7 +279,7 @@ def refuses_contradictions(bench: Bench) -> None:
                 ("more new tokens than context", attrs.evolve(good, query_lengths=[4], kv_lengths=[3])),
                 ("page pointers that end early", attrs.evolve(good, page_indptr=[0, 2])),
             ):
-                owner = path.bind(capacity, path.layout(capacity).allocate(bench.device))
+                owner = bound_owner(bench, path, capacity)
                 try:
                     owner.update(batch)
                 except ConfigError:
@@ -479,3 +530,14 @@ CHECKS = (
     verdicts_hold,
     pinned_policy,
 )
+
+ALONE = (
+    positions,
+    no_allocation,
+    pointers_stable,
+    refuses_what_is_too_large,
+    refuses_contradictions,
+    closed_owner,
+    verdicts,
+)
+"""Those that ask a decode path alone, by capacity and geometry, without a model."""
