@@ -17,7 +17,7 @@ import trivet
 from trivet.conformance.bench import Bench
 from trivet.conformance.check import TIERS, Check, Measured, Tier
 from trivet.conformance.checks.capabilities import refusal
-from trivet.conformance.checks.plugin import PATHS_ALONE, tiny_models
+from trivet.conformance.checks.tiny_models import PATHS_ALONE, tiny_models
 from trivet.conformance.failure import Broken, NotRun
 from trivet.conformance.manifest import CHECKS
 from trivet.conformance.origin import told

@@ -19,11 +19,13 @@ from trivet.conformance.checks import (
     sampling,
     serving,
     state,
+    tiny_models,
     weights,
 )
 
 CHECKS: tuple[Check, ...] = (
     *plugin.CHECKS,
+    *tiny_models.CHECKS,
     *config.CHECKS,
     *capacity.CHECKS,
     *layout.CHECKS,
