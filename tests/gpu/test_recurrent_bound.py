@@ -58,9 +58,8 @@ MIXES = {
     "cut twice, a chunk apart": Mix((1, 66, 66), 1, cut(1, 1, 65) + cut(2, 1, 65), 64),
 }
 WORST = ("decode rows alone", "prompts of one token", "cut behind the first token")
-LOOSEST = 1.03
-"""Times what the worst mixes take: tables are planned for segments that do not all come at once, and where there is no
-device they take nothing."""
+LOOSEST = 1.02
+"""Times what the worst mixes take: tables are planned for segments that do not all come at once."""
 
 
 @pytest.fixture(autouse=True)
@@ -123,7 +122,15 @@ def peak_bytes(recurrent: RecurrentGeometry, mix: Mix) -> int:
             norm_eps=1e-6,
         )
     assert out is not None and not out.isnan().any()
-    return meter.peak_bytes
+    return meter.peak_bytes + table_bytes_unseen(step.rows, mix)
+
+
+def table_bytes_unseen(rows: PackedRows, mix: Mix) -> int:
+    """Bytes of the table that no operation makes, where there is no device that it is copied to."""
+    if ON_DEVICE or mix.decode_rows == rows.rows:
+        return 0
+    values, _ = rows.table_values(mix.decode_rows)
+    return int(values.nbytes)
 
 
 def bound_bytes(recurrent: RecurrentGeometry, mix: Mix) -> int:

@@ -21,7 +21,7 @@ MOST_HEAD_WIDTH = 256
 """Of a key or value head of a recurrent layer, in its fused kernels."""
 
 MOST_CHUNKED_KEY_WIDTH = 128
-"""Of a key head in the chunk kernels: beyond it, a chunk and the state beside it do not fit a multiprocessor."""
+"""Of a key head in the chunk kernels: with wider ones the scan faults or gives wrong numbers (Triton 3.6, H200)."""
 
 
 def fused_kernels_missing(device: DeviceProfile, dtype: str) -> str | None:

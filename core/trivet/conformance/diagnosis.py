@@ -62,9 +62,8 @@ def diagnose(bench: Bench, tiny: TinyModel, sequence: OracleSequence, said: torc
     known += f"; {TOGETHER if wrong[0] else ALONE}"
     if healed:
         known += f"; it is right without {', '.join(_short(healed))}, so the fault lies where these are used"
-        cleared = [
-            group for group in sick if not probe.is_vector(group)
-        ]  # a norm's zero means 1 where it is centred so
+        # Not the norms: a weight of zero means 1 where they are centred so.
+        cleared = [group for group in sick if not probe.is_vector(group)]
         if cleared:
             known += f"; it stays wrong without {', '.join(_short(cleared))}"
         return _hint({_leaf(group) for group in healed}, {_leaf(group) for group in sick}, wrong[0]) + known

@@ -198,7 +198,8 @@ class Engine:
         try:
             with self._accounts():
                 plan = self.scheduler.schedule()
-                self._planned += [plan] if plan is not None else []
+                if plan is not None:
+                    self._planned.append(plan)
                 for request in self.scheduler.take_given_up():
                     self._settle(request)
                     given_up += 1
@@ -238,7 +239,7 @@ class Engine:
             return report
         with self._accounts():
             new_tokens, failed = self._accept(plan, samples, scores)
-            self._planned = [other for other in self._planned if other is not plan]
+            self._forget(plan)
         return self._report(plan, launched.started_s, new_tokens, failed)
 
     def _fail(self, plan: StepPlan, error: BaseException, started_s: float, given_up: int = 0) -> StepReport:
@@ -252,8 +253,11 @@ class Engine:
             logger.warning("step %d failed and ends %d requests: %s", plan.serial, failed, error)
             for request in plan.requests:
                 self._settle(request)
-            self._planned = [other for other in self._planned if other is not plan]
+            self._forget(plan)
         return self._report(plan, started_s, 0, failed)
+
+    def _forget(self, plan: StepPlan) -> None:
+        self._planned = [other for other in self._planned if other is not plan]
 
     def _report(self, plan: StepPlan, started_s: float, new_tokens: int, failed: int) -> StepReport:
         now = time.perf_counter()

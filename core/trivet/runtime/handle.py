@@ -89,10 +89,6 @@ class Request:
             self._drive()
         return True
 
-    def check_steps(self) -> None:
-        """Raise `RuntimeDown` where nobody steps: in a fork of the process whose thread does."""
-        self._check_steps()
-
     def _summary(self) -> Completion:
         produced = self._output.entries()
         wants_logprobs = self._scheduled.sampling is not None and self._scheduled.sampling.logprobs is not None

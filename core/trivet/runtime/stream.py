@@ -21,6 +21,7 @@ class _Reading:
         self._output = output
         self._reader = reader
         self._drive = drive
+        self._check_steps = request._check_steps
         self._read = 0
         self._closed = False
 
@@ -29,7 +30,7 @@ class _Reading:
         """Whether there is neither a token to read nor an end; raises where there never will be."""
         waits = self._output.count <= self._read and not self._output.done
         if waits:
-            self.request.check_steps()
+            self._check_steps()
         return waits
 
     def _take(self) -> Token | None:

@@ -1,8 +1,8 @@
 """Rows of any lengths through a Gated DeltaNet layer, between its two projections: chunk by chunk.
 
 What chunks do each for itself is done by flash-linear-attention's kernels; `trivet.ops.fused.delta_scan` takes the
-states from chunk to chunk, and reads the outputs beside that. The kernels of fla.ops.gated_delta_rule
-are launched here, not through the functions around them:
+states from chunk to chunk, and reads the outputs beside that. The kernels of fla.ops.gated_delta_rule are launched
+here, not through the functions around them:
 
 - those time many configurations of each kernel at its first call, for minutes, and different processes may settle on
   different ones, whose results differ in rounding. Here the configurations are fixed;

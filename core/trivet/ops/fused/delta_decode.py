@@ -32,7 +32,7 @@ PREPARED_HEADS = 4
 
 PACKED = (4, 2)
 """Taps, and bytes of one, that are loaded as one integer."""
-PACKED_BYTES = 8
+PACKED_BYTES = PACKED[0] * PACKED[1]
 
 LEAST_ELEMENTS_OF_A_WARP = 1024
 """Of a head's state: blocks that are smaller than served ones take fewer warps."""
