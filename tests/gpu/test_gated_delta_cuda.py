@@ -16,6 +16,7 @@ from attrs import evolve
 from tests.support.delta import DEVICE, PUBLISHED, DeltaLayer, apart, build_kernels
 
 from trivet.caches.state import StateCut
+from trivet.capacity.fused import MOST_FUSED_TAPS
 from trivet.geometry import RecurrentGeometry
 from trivet.ops import PackedRows, causal_conv_prefill, decay_and_beta, gated_rms_norm
 from trivet.ops.gated_delta import UNIT_LENGTH_EPS
@@ -25,10 +26,10 @@ SMALL = RecurrentGeometry(key_heads=2, value_heads=4, key_dim=32, value_dim=64, 
 ODD = RecurrentGeometry(key_heads=1, value_heads=3, key_dim=20, value_dim=24, conv_kernel=2)
 EVEN = RecurrentGeometry(key_heads=2, value_heads=2, key_dim=64, value_dim=32, conv_kernel=4)
 ALIKE = RecurrentGeometry(key_heads=1, value_heads=3, key_dim=20, value_dim=20, conv_kernel=4)
-DECODED = [PUBLISHED, SMALL, ODD, EVEN, ALIKE] if ON_DEVICE else [SMALL, ODD, EVEN, ALIKE]
+LONG_TAILED = RecurrentGeometry(key_heads=1, value_heads=1, key_dim=16, value_dim=16, conv_kernel=MOST_FUSED_TAPS)
+DECODED = [*([PUBLISHED] if ON_DEVICE else []), SMALL, ODD, EVEN, ALIKE, LONG_TAILED]
 UNEVEN = RecurrentGeometry(key_heads=1, value_heads=2, key_dim=24, value_dim=40, conv_kernel=4)
 WIDE = RecurrentGeometry(key_heads=1, value_heads=1, key_dim=128, value_dim=160, conv_kernel=2)
-LONG_TAILED = RecurrentGeometry(key_heads=1, value_heads=1, key_dim=16, value_dim=16, conv_kernel=70)
 NARROW = RecurrentGeometry(key_heads=2, value_heads=2, key_dim=32, value_dim=16, conv_kernel=4)
 CHUNKED = [PUBLISHED, SMALL] if ON_DEVICE else [SMALL]
 CUT_PLACES = [1, 2, 63, 64, 65, 128]
@@ -175,8 +176,9 @@ def test_heads_of_any_width_carry_states_over_chunks(recurrent: RecurrentGeometr
     check_cuts(recurrent, [70, 3, 66], [StateCut(0, 68, 1), StateCut(2, 1, 0)])
 
 
-def test_a_tail_that_is_longer_than_a_chunk_is_carried() -> None:
-    check_cuts(LONG_TAILED, [150], [StateCut(0, 70, 0)])
+def test_the_longest_tail_that_kernels_take_is_carried() -> None:
+    check_cuts(LONG_TAILED, [150, 5], [StateCut(0, 70, 0), StateCut(1, 2, 1)])
+    check_cuts(LONG_TAILED, [7, 130], [])
 
 
 @pytest.mark.parametrize("tokens", CUT_PLACES)

@@ -60,10 +60,12 @@ def test_on_this_machine_what_is_missing_is_named(
     assert found is None if missing is None else missing in str(found)
 
 
-def test_widths_dtypes_and_cpus_that_the_kernels_do_not_take_are_named() -> None:
+def test_widths_taps_dtypes_and_cpus_that_the_kernels_do_not_take_are_named() -> None:
     for name, most, found in (("key_dim", 128, 160), ("value_dim", 256, 320)):
         missing = str(chunk_kernels_missing(H200, "bfloat16", [LAYER, attrs.evolve(LAYER, **{name: found})]))
         assert f"{name.removesuffix('_dim')} heads of up to {most} elements" in missing and str(found) in missing
+    missing = str(chunk_kernels_missing(H200, "bfloat16", [LAYER, attrs.evolve(LAYER, conv_kernel=17)]))
+    assert "up to 16 taps" in missing and "17" in missing
     assert "float32" in str(fused_kernels_missing(H200, "float32"))
     assert "cpu" in str(fused_kernels_missing(DeviceProfile.named("cpu"), "bfloat16"))
 
@@ -75,6 +77,7 @@ def test_widths_dtypes_and_cpus_that_the_kernels_do_not_take_are_named() -> None
         ("qwen3.5", {}, "bfloat16", True),
         ("qwen3.5", {}, "float32", False),
         ("qwen3.5", {"linear_value_head_dim": 320}, "bfloat16", False),
+        ("qwen3.5", {"linear_conv_kernel_dim": 17}, "bfloat16", False),
     ],
 )
 def test_prompts_are_planned_to_be_captured_where_their_layers_can_be(

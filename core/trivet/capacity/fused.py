@@ -23,6 +23,9 @@ MOST_HEAD_WIDTH = 256
 MOST_CHUNKED_KEY_WIDTH = 128
 """Of a key head in the chunk kernels: with wider ones the scan faults or gives wrong numbers (Triton 3.6, H200)."""
 
+MOST_FUSED_TAPS = 16
+"""Of a convolution in the fused kernels: they unroll it, and with 70 taps ptxas was at work for minutes (CUDA 13.0)."""
+
 
 def fused_kernels_missing(device: DeviceProfile, dtype: str) -> str | None:
     """Why fused kernels do not serve `dtype` on `device`, or None if they do.
@@ -46,16 +49,18 @@ def chunk_kernels_missing(device: DeviceProfile, dtype: str, layers: Iterable[La
         missing = missing_fla()
     if missing is not None:
         return missing
-    reasons = (too_wide_for_chunks(layer) for layer in layers if isinstance(layer, RecurrentGeometry))
+    reasons = (beyond_chunk_kernels(layer) for layer in layers if isinstance(layer, RecurrentGeometry))
     return next(filter(None, reasons), None)
 
 
-def too_wide_for_chunks(layer: RecurrentGeometry) -> str | None:
-    """Why the chunk kernels do not take the heads of `layer`, or None if they do."""
+def beyond_chunk_kernels(layer: RecurrentGeometry) -> str | None:
+    """Why the chunk kernels do not take `layer`, or None if they do."""
     widths = (("key", layer.key_dim, MOST_CHUNKED_KEY_WIDTH), ("value", layer.value_dim, MOST_HEAD_WIDTH))
     for what, width, most in widths:
         if width > most:
             return f"they take {what} heads of up to {most} elements, and the model has some of {width}"
+    if layer.conv_kernel > MOST_FUSED_TAPS:
+        return f"they take convolutions of up to {MOST_FUSED_TAPS} taps, and the model has some of {layer.conv_kernel}"
     return None
 
 

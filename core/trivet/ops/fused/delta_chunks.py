@@ -21,7 +21,7 @@ import triton
 from attrs import evolve, field, frozen
 from torch import Tensor
 
-from trivet.capacity.fused import missing_fla, too_wide_for_chunks
+from trivet.capacity.fused import beyond_chunk_kernels, missing_fla
 from trivet.geometry import RecurrentGeometry
 from trivet.launch import lean
 from trivet.ops.fused.delta_inputs import delta_inputs
@@ -104,8 +104,8 @@ def _bare(kernel: Any) -> Any:
 
 
 def chunks_serve(recurrent: RecurrentGeometry) -> bool:
-    """Whether the kernels are there and take heads of these widths."""
-    return too_wide_for_chunks(recurrent) is None and chunk_kernels() is not None
+    """Whether the kernels are there and take such a layer."""
+    return beyond_chunk_kernels(recurrent) is None and chunk_kernels() is not None
 
 
 def chunked_delta_rule(

@@ -19,7 +19,7 @@ from attrs import frozen
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from trivet.capacity.fused import MOST_HEAD_WIDTH
+from trivet.capacity.fused import MOST_FUSED_TAPS, MOST_HEAD_WIDTH
 from trivet.geometry import RecurrentGeometry
 from trivet.launch import lean
 from trivet.ops.fused.device import dependent_launch
@@ -56,8 +56,8 @@ SERVED_BLOCKS = StateBlocks()
 
 
 def decode_serves(recurrent: RecurrentGeometry) -> bool:
-    """Whether heads are of widths that the kernels take."""
-    return max(recurrent.key_dim, recurrent.value_dim) <= MOST_HEAD_WIDTH
+    """Whether the kernels take heads of these widths and a convolution of this length."""
+    return max(recurrent.key_dim, recurrent.value_dim) <= MOST_HEAD_WIDTH and recurrent.conv_kernel <= MOST_FUSED_TAPS
 
 
 @lean

@@ -401,9 +401,8 @@ def delta_inputs(
     strides = (projected.stride(0), *tails.stride())
     block_k, block_v = triton.next_power_of_2(recurrent.key_dim), triton.next_power_of_2(recurrent.value_dim)
     block_t = triton.next_power_of_2(taps)
-    # Without cuts a row is one segment, and only the programs of its first chunk read its tail, unless that is longer
-    # than a chunk: they may write it, too.
-    new_tails = not table.cuts and taps - 1 <= table.chunk_tokens
+    # Without cuts a row is one segment, and only the programs of its first chunk read its tail: they may write it, too.
+    new_tails = not table.cuts
     _delta_inputs_kernel[(2 * recurrent.key_heads + heads + triton.cdiv(heads, GATED_HEADS), len(table.chunks))](
         projected, conv_weight, a_log, dt_bias, tails, slots, table.starts, table.chunks, table.segments,
         pairs, value, decay, beta, tokens, *strides, recurrent.key_heads, heads, recurrent.key_dim,
