@@ -21,6 +21,9 @@ BY_SINGLE_ROWS = MatmulConfig("rows", 1, 128, 2)
 TILES = MatmulConfig("tiles", 32, 64, 4, 4, split=4)
 WHOLE_TILES = MatmulConfig("tiles", 16, 128, 4, 3)
 WEIGHTS_FIRST = MatmulConfig("tiles", 64, 64, 4, 4, split=3, weights_first=True)
+TILES_WITH_A_REST = MatmulConfig("tiles", 136, 64, 4, 4, ahead=128)
+UNEVEN_TILES = MatmulConfig("tiles", 24, 64, 4, 4, split=2, ahead=128)
+UNEVEN_WEIGHTS_FIRST = MatmulConfig("tiles", 72, 64, 4, 3, weights_first=True, ahead=128)
 
 
 @pytest.fixture
@@ -56,6 +59,12 @@ def by_kernel(
         (WHOLE_TILES, torch.float16, "bias"),
         (WEIGHTS_FIRST, torch.bfloat16, "residual"),
         (WEIGHTS_FIRST, torch.bfloat16, "gate"),
+        (TILES_WITH_A_REST, torch.bfloat16, "residual"),
+        (TILES_WITH_A_REST, torch.bfloat16, "gate"),
+        (UNEVEN_TILES, torch.bfloat16, "residual"),
+        (UNEVEN_TILES, torch.bfloat16, "gate"),
+        (UNEVEN_WEIGHTS_FIRST, torch.float16, "bias"),
+        (UNEVEN_WEIGHTS_FIRST, torch.bfloat16, "gate"),
     ],
     ids=lambda value: value.kernel if isinstance(value, MatmulConfig) else str(value),
 )
@@ -128,19 +137,22 @@ def test_a_split_product_is_the_same_bits_whoever_arrives_last(
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="kernels follow each other on a device")
-@pytest.mark.parametrize("rows", [1, 16])
+@pytest.mark.parametrize(
+    ("rows", "config"),
+    [
+        (1, MatmulConfig("rows", 2, 1024, 4)),
+        (16, MatmulConfig("tiles", 64, 128, 4, 3, split=2, weights_first=True)),
+        (16, MatmulConfig("tiles", 136, 64, 4, 3, weights_first=True, ahead=256)),
+        (64, MatmulConfig("tiles", 120, 64, 4, 4, split=3, ahead=1024)),
+    ],
+)
 def test_kernels_that_start_while_their_predecessor_drains_give_the_same_bits(
-    draw: Callable[..., Tensor], rows: int
+    draw: Callable[..., Tensor], rows: int, config: MatmulConfig
 ) -> None:
     from trivet.ops.fused.matmul import launch_matmul
     from trivet.ops.fused.norm import rms_norm as fused
 
     hidden, intermediate = 2048, 8192
-    config = (
-        MatmulConfig("rows", 2, 1024, 4)
-        if rows == 1
-        else MatmulConfig("tiles", 64, 128, 4, 3, split=2, weights_first=True)
-    )
     up, down = draw(2 * intermediate, hidden, scale=0.02), draw(hidden, intermediate, scale=0.01)
     scale, start = draw(hidden), draw(rows, hidden)
     arrivals = torch.zeros(2 * intermediate // 64, dtype=torch.int32, device=DEVICE)

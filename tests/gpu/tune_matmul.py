@@ -1,10 +1,11 @@
 """Measure which kernel multiplies few rows fastest, and write the committed table.
 
     python -m tests.gpu.tune_matmul TABLE.json RAW.json [--geometry qwen3-14b] [--dependent] [--dtype bfloat16]
-        [--rows 16,32,64] [--one-wave] [--seconds 100]
+        [--rows 16,32,64] [--filling] [--seconds 100]
 
 `TABLE.json` is ``core/trivet/ops/fused/matmul.json``: the shapes of the geometries that are named are replaced there,
-for the numbers of rows that are named, and the others stay. The library and what the table holds are always among the
+for the numbers of rows that are named, and the others stay. `--filling` tries tiles of the sizes that share a weight
+evenly among the device's multiprocessors. The library and what the table holds are always among the
 candidates; `RAW.json` gets a run more. Every candidate is held against float64 before it is timed.
 A figure is the time of one product in a CUDA graph of several, over weights that together exceed the L2.
 """
@@ -12,6 +13,7 @@ A figure is the time of one product in a CUDA graph of several, over weights tha
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import multiprocessing
@@ -27,12 +29,12 @@ from typing import Any
 
 import torch
 import triton
-from attrs import asdict, frozen
+from attrs import asdict, evolve, frozen
 from torch import Tensor
 from torch.nn.functional import linear, silu
 
 from trivet.ops.fused.activation import silu_and_mul
-from trivet.ops.fused.matmul import LEAST_BLOCK_M, MOST_ROWS_WITHOUT_TENSOR_CORES, launch_matmul
+from trivet.ops.fused.matmul import LEAST_BLOCK_M, MOST_ROWS_WITHOUT_TENSOR_CORES, blocks_of, launch_matmul
 from trivet.ops.fused.norm import rms_norm
 from trivet.ops.fused.table import BATCHES, LIBRARY, DeviceTable, MatmulConfig, MatmulShape, tables_from
 
@@ -47,8 +49,21 @@ HALF_STEP = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 SHARED_MEMORY_BYTES = 227 * 1024
 RESERVED_BYTES = 1024
 """Of shared memory, taken by every program."""
-ONE_WAVE = (0.5, 1.0)
-COMPILERS = min(14, os.cpu_count() or 1)
+LEAST_FILLING = 0.93
+"""Programs, over those that fill the device."""
+MOST_PARTIAL = 0.15
+"""Bytes of partial sums, written and read, over those of the weight."""
+MOST_INGESTED = 2.2
+"""Bytes that a program reads, over those of its weight rows."""
+LEAST_IN_FLIGHT_BYTES = 80 * 1024
+"""Of a multiprocessor."""
+MOST_SUMS = 128
+"""That a thread holds."""
+AHEAD = 256
+AHEADS = (0, 128, 512, 1024)
+"""Elements asked for ahead: with every filling tile, and those tried for the fastest of them."""
+FINALISTS = 2
+COMPILERS = min(30, os.cpu_count() or 1)
 
 
 @frozen
@@ -129,12 +144,31 @@ def candidates(rows: int) -> Iterator[MatmulConfig]:
             yield MatmulConfig("tiles", block_n, block_k, warps, stages, split, weights_first)
 
 
-def waves(product: Product, config: MatmulConfig, rows: int, multiprocessors: int) -> float:
-    """Programs over those that the device holds at once, by the shared memory of a multiprocessor alone."""
+def filling(product: Product, rows: int, multiprocessors: int) -> Iterator[MatmulConfig]:
+    """Tiles as large as give each multiprocessor one program or two, and as many stages of loads as it has room for."""
     block_m = max(LEAST_BLOCK_M, triton.next_power_of_2(rows))
-    program_bytes = config.stages * (block_m + config.block_n) * config.block_k * 2 + RESERVED_BYTES
-    programs = -(-product.outputs // config.block_n) * config.split
-    return programs / (multiprocessors * (SHARED_MEMORY_BYTES // program_bytes))
+    for together, split, grain in itertools.product((1, 2), (1, 2, 3, 4, 6, 8), (8, 16)):
+        tile = -(-product.outputs // (multiprocessors * together // split) // grain) * grain
+        programs = -(-product.outputs // tile) * split
+        partial = 8 * rows * product.outputs * (split if split > 1 else 0)
+        if (
+            not 32 <= tile <= 512
+            or programs < LEAST_FILLING * multiprocessors * together
+            or partial > MOST_PARTIAL * 2 * product.outputs * product.inner
+            or tile + block_m > MOST_INGESTED * tile
+        ):
+            continue
+        room = SHARED_MEMORY_BYTES // together - RESERVED_BYTES
+        for block_k, warps in itertools.product((64, 128), (4, 8)):
+            found = MatmulConfig("tiles", tile, block_k, warps, 1, split, block_m < 64 and tile > 32, AHEAD)
+            block_n, rest_n = blocks_of(found)
+            stages = min(8, room // (2 * (block_n + rest_n + block_m) * block_k))
+            in_flight = (stages - 1) * (tile + block_m) * block_k * 2 * together
+            if stages < 2 or in_flight < LEAST_IN_FLIGHT_BYTES or product.inner // split < 2 * stages * block_k:
+                continue
+            if block_n * block_m > MOST_SUMS * 32 * warps or (warps == 8 and block_n < 256):
+                continue
+            yield evolve(found, stages=stages)
 
 
 def sensible(product: Product, config: MatmulConfig, multiprocessors: int) -> bool:
@@ -161,7 +195,7 @@ class Variant:
 def variant(product: Product, config: MatmulConfig, rows: int) -> Variant:
     """The compiled kernel that `config` takes for this product."""
     even = product.outputs % config.block_n == 0
-    return Variant(config, kernel_rows(config, rows), even, product.residual, product.gated)
+    return Variant(evolve(config, ahead=0), kernel_rows(config, rows), even, product.residual, product.gated)
 
 
 def compile_one(wanted: Variant, dtype: torch.dtype, dependent: bool) -> str | None:
@@ -319,7 +353,7 @@ class Plan:
 
     Attributes:
         rows: upper ends of ranges of rows.
-        one_wave: only candidates whose programs the device holds all at once, and not many fewer.
+        filling: candidates are tiles that share the weight evenly.
         before: the table that the run begins with, whose choice is always a candidate.
         dtype: of inputs and weights.
         dependent: time candidates under programmatic dependent launch.
@@ -328,17 +362,12 @@ class Plan:
     """
 
     rows: tuple[int, ...]
-    one_wave: bool
+    filling: bool
     before: DeviceTable
     dtype: torch.dtype
     dependent: bool
     multiprocessors: int
     deadline: float
-
-    def fits(self, product: Product, config: MatmulConfig, rows: int) -> bool:
-        """Whether the programs are about as many as the device holds at once."""
-        least, most = ONE_WAVE
-        return least <= waves(product, config, rows, self.multiprocessors) <= most
 
     def tabled(self, product: Product) -> dict[int, MatmulConfig]:
         """What the table holds, by the upper end of a range of rows."""
@@ -348,18 +377,53 @@ class Plan:
     def candidates(self, product: Product, rows: int) -> list[MatmulConfig]:
         """What is timed: what the table holds first, if it is not the library."""
         tabled = self.tabled(product).get(rows)
-        others = (
-            config
-            for config in candidates(rows)
-            if sensible(product, config, self.multiprocessors)
-            and (not self.one_wave or self.fits(product, config, rows))
-        )
+        if self.filling:
+            others = filling(product, rows, self.multiprocessors)
+            if tabled is not None and tabled.kernel == "tiles":
+                others = itertools.chain([evolve(tabled, ahead=AHEAD)], others)
+        else:
+            others = (c for c in candidates(rows) if sensible(product, c, self.multiprocessors))
         return list(dict.fromkeys([*([tabled] if tabled else []), *others]))
+
+
+class Timings:
+    """Candidates of one product and number of rows, held against float64 and timed.
+
+    Attributes:
+        us: of those that are right.
+        entries: raw figures.
+    """
+
+    def __init__(self, bench: Bench, rows: int, plan: Plan, failed: set[Variant], library_us: float) -> None:
+        self._bench, self._rows, self._plan, self._failed = bench, rows, plan, failed
+        self._best = library_us
+        self.us: dict[MatmulConfig | None, float] = {}
+        self.entries: list[dict[str, Any]] = []
+
+    def add(self, config: MatmulConfig) -> None:
+        """Measure `config`, unless it cannot be compiled or has been measured."""
+        bench, rows, dependent = self._bench, self._rows, self._plan.dependent
+        if config in self.us or variant(bench.product, config, rows) in self._failed:
+            return
+        wrong = bench.wrong(config, rows, dependent)
+        if wrong is not None:
+            print("WRONG:", bench.product.name, rows, config, wrong, flush=True)
+            self.entries.append({"config": asdict(config), "wrong": wrong})
+            return
+        us = graph_microseconds(bench.ours(config, rows, dependent), bench.launches, self._best)
+        self._best = min(self._best, us)
+        self.us[config] = us
+        self.entries.append({"config": asdict(config), "us": round(us, 2)})
+
+    def fastest(self, number: int) -> list[MatmulConfig]:
+        """The fastest of those that were measured."""
+        measured = [config for config in self.us if config is not None]
+        return sorted(measured, key=self.us.__getitem__)[:number]
 
 
 def tune(product: Product, plan: Plan, failed: set[Variant]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Raw figures of one product, and its entry of the table."""
-    tabled, dependent, dtype = plan.tabled(product), plan.dependent, plan.dtype
+    tabled, dtype = plan.tabled(product), plan.dtype
     figures: list[dict[str, Any]] = []
     batches = {str(rows): config_values(tabled.get(rows)) for rows in BATCHES}
     weight_bytes = product.outputs * product.inner * 2
@@ -370,23 +434,17 @@ def tune(product: Product, plan: Plan, failed: set[Variant]) -> tuple[list[dict[
             print(f"{product.name:8s} rows {rows:2d}: out of time, as before", flush=True)
             continue
         library = graph_microseconds(bench.library(rows), bench.launches)
-        best, best_config, was = library, None, library
-        timed: list[dict[str, Any]] = []
+        timings = Timings(bench, rows, plan, failed, library)
         for config in plan.candidates(product, rows):
-            if variant(product, config, rows) in failed:
-                continue
-            wrong = bench.wrong(config, rows, dependent)
-            if wrong is not None:
-                print("WRONG:", product.name, rows, config, wrong, flush=True)
-                timed.append({"config": asdict(config), "wrong": wrong})
-                continue
-            us = graph_microseconds(bench.ours(config, rows, dependent), bench.launches, best)
-            timed.append({"config": asdict(config), "us": round(us, 2)})
-            if config == tabled.get(rows):
-                was = us
-            if us < best:
-                best, best_config = us, config
-        chosen = best_config if best_config is not None and best <= WORTH * library else None
+            timings.add(config)
+        if plan.filling:
+            for config in timings.fastest(FINALISTS):
+                for ahead in AHEADS:
+                    timings.add(evolve(config, ahead=ahead))
+        was = timings.us.get(tabled.get(rows), library)
+        best_config = next(iter(timings.fastest(1)), None)
+        best = library if best_config is None else timings.us[best_config]
+        chosen = best_config if best <= WORTH * library else None
         batches[str(rows)] = config_values(chosen)
         rate = weight_bytes / best / 1e6
         print(
@@ -395,7 +453,9 @@ def tune(product: Product, plan: Plan, failed: set[Variant]) -> tuple[list[dict[
             chosen or LIBRARY,
             flush=True,
         )
-        figures.append({"product": asdict(product), "rows": rows, "library_us": round(library, 2), "candidates": timed})
+        figures.append(
+            {"product": asdict(product), "rows": rows, "library_us": round(library, 2), "candidates": timings.entries}
+        )
     entry = {
         "outputs": product.outputs,
         "inner": product.inner,
@@ -462,7 +522,7 @@ def main() -> None:
     parser.add_argument("--dependent", action="store_true", help="time candidates under programmatic dependent launch")
     parser.add_argument("--evidence", default="sdk_docs/evidence/matmul-h200.json")
     parser.add_argument("--rows", type=listed_rows, default=BATCHES, help="numbers of rows to measure")
-    parser.add_argument("--one-wave", action="store_true", help="leave out what the device cannot hold at once")
+    parser.add_argument("--filling", action="store_true", help="tiles that share a weight evenly")
     parser.add_argument("--seconds", type=float, default=math.inf, help="after which nothing more is measured")
     asked = parser.parse_args()
     geometries, dtype = asked.geometry or ["qwen3-14b"], getattr(torch, asked.dtype)
@@ -471,7 +531,7 @@ def main() -> None:
     tables = tables_from(asked.table.read_text(encoding="utf-8")) if asked.table.exists() else {}
     before = tables.get(names[0], DeviceTable())
     deadline = started + asked.seconds
-    plan = Plan(asked.rows, asked.one_wave, before, dtype, asked.dependent, properties.multi_processor_count, deadline)
+    plan = Plan(asked.rows, asked.filling, before, dtype, asked.dependent, properties.multi_processor_count, deadline)
     products = list({(p.outputs, p.inner, p.gated): p for g in geometries for p in GEOMETRIES[g]}.values())
     wanted = {variant(p, config, rows) for p in products for rows in plan.rows for config in plan.candidates(p, rows)}
     failed = compile_all(wanted, dtype, asked.dependent)

@@ -36,7 +36,8 @@ def test_every_choice_is_the_fastest_of_the_run_that_last_measured_it() -> None:
                 timed = [candidate for candidate in figure["candidates"] if "us" in candidate]
                 best = min(timed, key=lambda candidate: candidate["us"], default=None)
                 worth = best is not None and best["us"] <= WORTH * figure["library_us"]
-                assert chosen == (best["config"] if best is not None and worth else LIBRARY), where
+                fastest = MatmulConfig(**best["config"]) if best is not None and worth else LIBRARY
+                assert (chosen if chosen == LIBRARY else MatmulConfig(**chosen)) == fastest, where
 
 
 def test_every_committed_kernel_can_be_launched() -> None:
@@ -49,13 +50,14 @@ def test_every_committed_kernel_can_be_launched() -> None:
                 assert rows in BATCHES, where
                 assert shape.dtype in ("bfloat16", "float16"), where
                 assert config.kernel in ("rows", "tiles"), where
-                sizes = (config.block_n, config.block_k, config.warps)
-                assert all(size > 0 and math.log2(size).is_integer() for size in sizes) and config.split > 0, where
-                assert not (shape.gated and config.block_n < 2), where
+                powers = (config.block_k, config.warps, *([config.block_n] if config.kernel == "rows" else []))
+                assert all(size > 0 and math.log2(size).is_integer() for size in powers) and config.split > 0, where
+                assert not (shape.gated and config.block_n % 2), where
                 if config.kernel == "rows":
                     assert rows <= 4 and config.split == 1, where
                 else:  # what a matrix instruction takes
-                    assert config.block_k >= 16 and config.block_n >= (64 if config.weights_first else 16), where
+                    block_n = 1 << (config.block_n - 1).bit_length()
+                    assert config.block_k >= 16 and block_n >= (64 if config.weights_first else 16), where
 
 
 def test_rows_go_to_the_kernel_of_the_smallest_batch_that_holds_them() -> None:

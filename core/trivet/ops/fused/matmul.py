@@ -20,19 +20,24 @@ from trivet.ops.fused.table import DeviceTable, MatmulConfig, MatmulShape
 MOST_ROWS_WITHOUT_TENSOR_CORES = 4
 LEAST_BLOCK_M = 16
 """Fewer rows than a matrix instruction takes are filled up."""
+LEAST_REST_N = 16
+"""Of the small block behind a large one, likewise."""
 
 next_power_of_2 = cache(triton.next_power_of_2)
 """Triton's own looks at each call for constants of kernels."""
 
 
 @triton.jit
-def _weight_rows(tile, outputs, BLOCK_N: tl.constexpr, EVEN_N: tl.constexpr, GATED: tl.constexpr):
-    """Weight rows of a tile, as int64. With a gate, gate and up rows alternate; rows past the end repeat row 0."""
+def _weight_rows(first, outputs, BLOCK_N: tl.constexpr, EVEN_N: tl.constexpr, GATED: tl.constexpr):
+    """`BLOCK_N` weight rows from `first` on, as int64.
+
+    With a gate, gate and up rows alternate; rows past the end repeat row 0.
+    """
     column = tl.arange(0, BLOCK_N)
     if GATED:
-        row = tile * (BLOCK_N // 2) + column // 2
+        row = first // 2 + column // 2
     else:
-        row = tile * BLOCK_N + column
+        row = first + column
     if not EVEN_N:
         row = tl.where(row < outputs, row, 0)
     if GATED:
@@ -44,19 +49,20 @@ def _weight_rows(tile, outputs, BLOCK_N: tl.constexpr, EVEN_N: tl.constexpr, GAT
 def _finish(
     total,
     m,
-    tile,
+    first,
     bias,
     out,
     rows,
     outputs,
     out_stride,
     BLOCK_M: tl.constexpr,
+    FILLED_N: tl.constexpr,
     BLOCK_N: tl.constexpr,
     GATED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     ACCUMULATE: tl.constexpr,
 ):
-    """Write ``total [BLOCK_M, BLOCK_N]``, whose rows are `m`, through the epilogue."""
+    """Write ``total [BLOCK_M, :FILLED_N]`` through the epilogue: rows `m`, columns from `first` on."""
     dtype = out.dtype.element_ty
     if GATED:
         gate, up = tl.split(tl.reshape(total, [BLOCK_M, BLOCK_N // 2, 2]))
@@ -64,12 +70,14 @@ def _finish(
         gate = gate.to(dtype).to(tl.float32)
         opened = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
         total = opened * up.to(dtype).to(tl.float32)
-        n = tile * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
+        column, columns = tl.arange(0, BLOCK_N // 2), FILLED_N // 2
+        n = first // 2 + column
     else:
-        n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+        column, columns = tl.arange(0, BLOCK_N), FILLED_N
+        n = first + column
     if HAS_BIAS:
         total += tl.load(bias + n, mask=n < outputs, other=0.0).to(tl.float32)[None, :]
-    inside = (m < rows)[:, None] & (n < outputs)[None, :]
+    inside = (m < rows)[:, None] & ((column < columns) & (n < outputs))[None, :]
     place = out + m.to(tl.int64)[:, None] * out_stride + n[None, :]
     if ACCUMULATE:
         total += tl.load(place, mask=inside, other=0.0).to(tl.float32)
@@ -125,7 +133,7 @@ def _rows_kernel(
     """Whole weight rows with 1, 2 or 4 (`BATCH`) inputs, of which `rows` are there."""
     tile = tl.program_id(0)
     k = tl.arange(0, BLOCK_K)[None, :]
-    weight_at = weight + _weight_rows(tile, outputs, BLOCK_N, EVEN_N, GATED)[:, None] * inner
+    weight_at = weight + _weight_rows(tile * BLOCK_N, outputs, BLOCK_N, EVEN_N, GATED)[:, None] * inner
     # Inputs that are not there repeat the last that is: their products are not written.
     x1 = x + tl.minimum(1, rows - 1).to(tl.int64) * x_stride
     x2 = x + tl.minimum(2, rows - 1).to(tl.int64) * x_stride
@@ -158,7 +166,7 @@ def _rows_kernel(
         _finish(
             total[None, :],
             one + row,
-            tile,
+            tile * BLOCK_N,
             bias,
             out,
             rows,
@@ -166,14 +174,47 @@ def _rows_kernel(
             out_stride,
             1,
             BLOCK_N,
+            BLOCK_N,
             GATED,
             HAS_BIAS,
             ACCUMULATE,
         )
 
 
+@triton.jit
+def _prefetch(row, there, elements):
+    """Ask for the next `elements` of each weight row into the L2, for which no thread waits."""
+    size = elements * row.dtype.element_ty.primitive_bitwidth // 8
+    tl.inline_asm_elementwise(
+        """{
+        .reg .pred wanted;
+        setp.ne.b32 wanted, $2, 0;
+        @wanted cp.async.bulk.prefetch.L2.global [$1], $3;
+        mov.b32 $0, 0;
+        }""",
+        "=r,l,r,r",
+        [row, there.to(tl.int32), size],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def _block(at, inside, there, EVEN_K: tl.constexpr, WHOLE: tl.constexpr):
+    """A block of a matrix: `inside` its inner dimension unless that is even, and rows that are `there` unless whole."""
+    if EVEN_K and WHOLE:
+        return tl.load(at)
+    elif EVEN_K:
+        return tl.load(at, mask=there, other=0.0)
+    elif WHOLE:
+        return tl.load(at, mask=inside, other=0.0)
+    else:
+        return tl.load(at, mask=inside & there, other=0.0)
+
+
 @lean
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "ahead"])
 def _tiles_kernel(
     x,
     weight,
@@ -186,8 +227,11 @@ def _tiles_kernel(
     inner,
     x_stride,
     out_stride,
+    ahead,
     BLOCK_M: tl.constexpr,
+    TILE_N: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    REST_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     SPLIT: tl.constexpr,
     WEIGHTS_FIRST: tl.constexpr,
@@ -198,20 +242,32 @@ def _tiles_kernel(
     ACCUMULATE: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """A tile of weight rows, over one of `SPLIT` parts of the inner dimension, with all inputs."""
+    """A tile of `TILE_N` weight rows, over one of `SPLIT` parts of the inner dimension, with all inputs.
+
+    Blocks are powers of two: a tile is part of one of `BLOCK_N`, or, with `REST_N`, the whole of it and a part of a
+    small one.
+    """
     tile = tl.program_id(0) // SPLIT
     split = tl.program_id(0) % SPLIT
+    first_row = tile * TILE_N
+    filled: tl.constexpr = BLOCK_N if REST_N else TILE_N
+    rest: tl.constexpr = TILE_N - filled
     m = tl.arange(0, BLOCK_M)
     k = tl.arange(0, BLOCK_K)
     # Inputs that are not there repeat the first: their products are not written.
     x_rows = tl.where(m < rows, m, 0).to(tl.int64) * x_stride
-    weight_rows = _weight_rows(tile, outputs, BLOCK_N, EVEN_N, GATED) * inner
+    weight_rows = _weight_rows(first_row, outputs, BLOCK_N, EVEN_N, GATED) * inner
+    there = tl.arange(0, BLOCK_N) < filled
     blocks = tl.cdiv(inner, BLOCK_K)
     blocks_per_split = tl.cdiv(blocks, SPLIT)
     first = split * blocks_per_split
     last = tl.minimum(first + blocks_per_split, blocks)
     if DEPENDENT:
         gdc_launch_dependents()
+        if EVEN_K:
+            # The weight is there before the kernel that makes the inputs has ended.
+            ahead = tl.minimum(ahead, inner - first * BLOCK_K)
+            _prefetch(weight + weight_rows + first * BLOCK_K, there & (ahead > 0), ahead)
         gdc_wait()
     if WEIGHTS_FIRST:
         weight_at = weight + weight_rows[:, None] + k[None, :]
@@ -219,32 +275,32 @@ def _tiles_kernel(
         sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
         for block in range(first, last):
             start = block * BLOCK_K
-            if EVEN_K:
-                w = tl.load(weight_at + start)
-                inputs = tl.load(x_at + start)
-            else:
-                w = tl.load(weight_at + start, mask=(k < inner - start)[None, :], other=0.0)
-                inputs = tl.load(x_at + start, mask=(k < inner - start)[:, None], other=0.0)
+            w = _block(weight_at + start, k[None, :] < inner - start, there[:, None], EVEN_K, filled == BLOCK_N)
+            inputs = _block(x_at + start, k[:, None] < inner - start, None, EVEN_K, True)
             sums = tl.dot(w, inputs, sums)
         total = tl.trans(sums)
     else:
         weight_at = weight + weight_rows[None, :] + k[:, None]
         x_at = x + x_rows[:, None] + k[None, :]
         total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        if REST_N:
+            rest_rows = _weight_rows(first_row + BLOCK_N, outputs, REST_N, EVEN_N, GATED) * inner
+            rest_there = tl.arange(0, REST_N) < rest
+            rest_at = weight + rest_rows[None, :] + k[:, None]
+            rest_total = tl.zeros([BLOCK_M, REST_N], tl.float32)
         for block in range(first, last):
             start = block * BLOCK_K
-            if EVEN_K:
-                w = tl.load(weight_at + start)
-                inputs = tl.load(x_at + start)
-            else:
-                w = tl.load(weight_at + start, mask=(k < inner - start)[:, None], other=0.0)
-                inputs = tl.load(x_at + start, mask=(k < inner - start)[None, :], other=0.0)
+            w = _block(weight_at + start, k[:, None] < inner - start, there[None, :], EVEN_K, filled == BLOCK_N)
+            inputs = _block(x_at + start, k[None, :] < inner - start, None, EVEN_K, True)
             total = tl.dot(inputs, w, total)
+            if REST_N:
+                w = _block(rest_at + start, k[:, None] < inner - start, rest_there[None, :], EVEN_K, rest == REST_N)
+                rest_total = tl.dot(inputs, w, rest_total)
     if SPLIT > 1:
         n = tl.arange(0, BLOCK_N)
-        partial = partials + tile.to(tl.int64) * (SPLIT * BLOCK_M * BLOCK_N) + m[:, None] * BLOCK_N + n[None, :]
-        there = (m < rows)[:, None] & (n < BLOCK_N)[None, :]
-        tl.store(partial + split * (BLOCK_M * BLOCK_N), total, mask=there)
+        partial = partials + tile.to(tl.int64) * (SPLIT * BLOCK_M * TILE_N) + m[:, None] * TILE_N + n[None, :]
+        kept = (m < rows)[:, None] & (n < TILE_N)[None, :]
+        tl.store(partial + split * (BLOCK_M * TILE_N), total, mask=kept)
         # All threads have written before one of them announces it; whoever then reads the full count sees all partial
         # sums. They are read past the first-level cache, which other programs' writes do not reach.
         tl.debug_barrier()
@@ -253,39 +309,36 @@ def _tiles_kernel(
             tl.debug_barrier()
             total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
             for part in tl.static_range(SPLIT):
-                total += tl.load(partial + part * (BLOCK_M * BLOCK_N), mask=there, other=0.0, cache_modifier=".cg")
+                total += tl.load(partial + part * (BLOCK_M * TILE_N), mask=kept, other=0.0, cache_modifier=".cg")
             tl.store(arrivals + tile, 0)
             _finish(
-                total,
-                m,
-                tile,
-                bias,
-                out,
-                rows,
-                outputs,
-                out_stride,
-                BLOCK_M,
-                BLOCK_N,
-                GATED,
-                HAS_BIAS,
+                total, m, first_row, bias, out, rows, outputs, out_stride, BLOCK_M, filled, BLOCK_N, GATED, HAS_BIAS,
                 ACCUMULATE,
-            )
+            )  # fmt: skip
     else:
         _finish(
-            total,
-            m,
-            tile,
-            bias,
-            out,
-            rows,
-            outputs,
-            out_stride,
-            BLOCK_M,
-            BLOCK_N,
-            GATED,
-            HAS_BIAS,
+            total, m, first_row, bias, out, rows, outputs, out_stride, BLOCK_M, filled, BLOCK_N, GATED, HAS_BIAS,
             ACCUMULATE,
-        )
+        )  # fmt: skip
+        if REST_N:
+            _finish(
+                rest_total, m, first_row + BLOCK_N, bias, out, rows, outputs, out_stride, BLOCK_M, rest, REST_N, GATED,
+                HAS_BIAS, ACCUMULATE,
+            )  # fmt: skip
+
+
+def blocks_of(config: MatmulConfig) -> tuple[int, int]:
+    """Rows of the block, and of the small one behind it if there is one, that hold a tile of ``"tiles"``.
+
+    A little more than a power of two is held by that and a small block, since a block of twice the size takes twice the
+    shared memory. Not where the inner dimension is split or the weight is the left operand.
+    """
+    tile = config.block_n
+    whole = next_power_of_2(tile)
+    if config.split > 1 or config.weights_first or whole == tile:
+        return whole, 0
+    rest = max(LEAST_REST_N, next_power_of_2(tile - whole // 2))
+    return (whole // 2, rest) if rest <= whole // 8 else (whole, 0)
 
 
 def tiles_of(config: MatmulConfig, weight: Tensor) -> int:
@@ -335,15 +388,16 @@ def launch_matmul(
             bias is not None, accumulate, dependent, **launch,
         )  # fmt: skip
         return out
-    block_m = max(LEAST_BLOCK_M, next_power_of_2(rows))
+    block_m, tile_n = max(LEAST_BLOCK_M, next_power_of_2(rows)), config.block_n
+    block_n, rest_n = blocks_of(config)
     partials = None
     if config.split > 1:
         # In a captured graph this comes from the graph's own memory, as every temporary does.
-        size = tiles * config.split * block_m * block_n
+        size = tiles * config.split * block_m * tile_n
         partials = torch.empty(size, dtype=torch.float32, device=x.device)
     _tiles_kernel[(tiles * config.split,)](
-        x, weight, bias, out, partials, arrivals, rows, outputs, inner, x.stride(0), out.stride(0),
-        block_m, block_n, block_k, config.split, config.weights_first, even_n, even_k, gated,
+        x, weight, bias, out, partials, arrivals, rows, outputs, inner, x.stride(0), out.stride(0), config.ahead,
+        block_m, tile_n, block_n, rest_n, block_k, config.split, config.weights_first, even_n, even_k, gated,
         bias is not None, accumulate, dependent, num_stages=config.stages, **launch,
     )  # fmt: skip
     return out

@@ -27,13 +27,14 @@ class MatmulConfig:
     Attributes:
         kernel: ``"rows"``: each program multiplies some whole weight rows with up to four inputs, without tensor cores;
             ``"tiles"``: tensor cores on tiles of weight rows, the inner dimension split over programs.
-        block_n: weight rows of a program.
+        block_n: weight rows of a program; a power of two with ``"rows"``, even where they are gated.
         block_k: inner elements taken at once.
         warps: warps of a program.
         stages: depth of the pipeline of loads (``"tiles"`` only).
         split: programs that share a tile's inner dimension (``"tiles"`` only).
         weights_first: the weight tile is the left operand, so that 64 or more of its rows fill a warp group's matrix
             instruction, however few inputs there are (``"tiles"`` only).
+        ahead: inner elements of a weight row that are asked for while the kernel before drains (``"tiles"`` only).
     """
 
     kernel: Literal["rows", "tiles"]
@@ -43,6 +44,7 @@ class MatmulConfig:
     stages: int = 1
     split: int = 1
     weights_first: bool = False
+    ahead: int = 0
 
 
 @frozen
