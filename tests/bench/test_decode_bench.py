@@ -11,7 +11,10 @@ import pytest
 from tests.support.runtimes import FAMILIES
 
 import trivet
-from trivet.bench.arms import Arm
+from trivet.attention.reference.owner import ReferenceOwner
+from trivet.attention.reference.path import ReferencePath
+from trivet.bench.arms import ARMS, Arm
+from trivet.bench.counters import Counter
 from trivet.bench.figures import Figures
 from trivet.bench.peer import SINGLE_TURNS, Peer, Requests
 
@@ -38,6 +41,9 @@ def test_an_owned_plan_allocates_nothing_and_a_fresh_one_all_its_arrays(arms: An
         owned, fresh = (batch["arms"][name]["counts_per_step"] for name in ("owned", "fresh"))
         assert (owned["allocations"], owned["frees"]) == (0, 0)
         assert (fresh["allocations"], fresh["frees"]) == (ARRAYS, ARRAYS)
+        assert (owned["plan_allocations"], fresh["plan_allocations"]) == (0, ARRAYS)
+        for name, expected in (("owned", 0), ("fresh", ARRAYS)):
+            assert set(batch["arms"][name]["plan_allocations"]) == {expected}
         for name, expected in (("owned", 0), ("fresh", ARRAYS * ITERATIONS)):
             assert [pair["device_allocations"] for pair in batch["arms"][name]["pairs"]] == [expected] * PAIRS
 
@@ -63,6 +69,10 @@ def test_the_tables_show_each_pair_and_the_medians(arms: Any) -> None:
     rows = [line.split("|")[1:-1] for line in arms.out.splitlines() if line.startswith("|")]
     pairs = [(row[0].strip(), row[1].strip()) for row in rows if row[0].strip().isdigit()]
     assert pairs == 2 * [(str(pair), arm) for pair in (1, 2) for arm in ("owned", "fresh")]
+    header = next([cell.strip() for cell in row] for row in rows if row[0].strip() == "arm")
+    medians = [dict(zip(header, map(str.strip, row), strict=True)) for row in rows if len(row) == len(header)]
+    planned = [(row["arm"], row["plan allocations"], row["launches"]) for row in medians if row["arm"] in ARMS]
+    assert planned == 2 * [("owned", "0", "-"), ("fresh", str(ARRAYS), "-")], "nothing is launched on a CPU"
     assert sum(row[0].strip() == "owned" for row in rows) == 2, "a row of medians for each batch size"
 
 
@@ -90,6 +100,63 @@ def test_both_arms_give_the_tokens_of_the_runtime_itself(checkpoints: dict[str, 
                 assert [out.token_ids for out in runtime.generate(prompts, sampling)] == expected
             arm.close()
         assert [out.token_ids for out in runtime.generate(prompts, sampling)] == expected, "the engine's own is back"
+
+
+def test_what_a_step_allocates_beside_its_plan_is_no_allocation_of_the_plan(checkpoints: dict[str, Path]) -> None:
+    limits = trivet.Limits(max_requests=2, max_step_tokens=8, max_context=64, page_size=4)
+    with trivet.Runtime.load(checkpoints["qwen3"], device="cpu", limits=limits, autostart=False) as runtime:
+        counter = Counter(runtime._engine.inputs["token_ids"].device, runtime._meter, lambda: 0)
+        for name, expected in (("owned", 0), ("fresh", ARRAYS)):
+            arm = Arm(name, runtime._engine, runtime._meter)
+            request = runtime.submit([1, 2, 3], trivet.Sampling(max_new_tokens=9, ignore_eos=True))
+            with arm, arm.counting(counter.allocated) as plan_allocations:
+                for _ in range(4):
+                    runtime.step()
+                    runtime._meter.record(1)
+            with arm:
+                runtime.step()
+            assert plan_allocations == [expected] * 4, "and nothing is counted afterwards"
+            request.cancel()
+            runtime.run_until_idle()
+            arm.close()
+
+
+class OwnerOfAnotherPath(ReferenceOwner):
+    """Offers no like owner."""
+
+    like = None
+
+
+@pytest.mark.parametrize("owner", [ReferenceOwner, OwnerOfAnotherPath])
+def test_a_fresh_plan_is_bound_by_its_path_only_where_its_owner_offers_no_like_one(
+    checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch, owner: type[ReferenceOwner]
+) -> None:
+    limits = trivet.Limits(max_requests=2, max_step_tokens=8, max_context=64, page_size=4)
+    bound: list[Any] = []
+    monkeypatch.setattr(ReferencePath, "bind", lambda path, *given: (bound.append(given), owner(*given))[1])
+    with trivet.Runtime.load(checkpoints["qwen3"], device="cpu", limits=limits, autostart=False) as runtime:
+        bound.clear()
+        arm = Arm("fresh", runtime._engine, runtime._meter)
+        before = runtime._meter.allocations
+        with arm:
+            runtime.generate([[1, 2, 3]], trivet.Sampling(max_new_tokens=4, ignore_eos=True))
+        assert runtime._meter.allocations - before == 4 * ARRAYS
+        assert len(bound) == (0 if owner is ReferenceOwner else 5), "one of each step, and the one before the first"
+        arm.close()
+
+
+@pytest.mark.parametrize(("arms", "graphs"), [("owned", None), ("fresh", False), ("owned,fresh", False)])
+def test_graphs_are_off_where_plans_are_fresh_and_left_as_asked_for_where_they_are_owned(
+    bench: Run, checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch, arms: str, graphs: bool | None
+) -> None:
+    given: list[Any] = []
+    load = trivet.Runtime.load
+    monkeypatch.setattr(
+        trivet.Runtime, "load", lambda *model, **options: (given.append(options), load(*model, **options))[1]
+    )
+    options = ("--batch", "1", "--context", "3", "--pairs", "1", "--iterations", "1")
+    assert bench("decode", "--model", checkpoints["qwen3"], "--arm", arms, *options).code == 0
+    assert [options.get("cuda_graphs") for options in given] == [graphs]
 
 
 def test_requests_that_cannot_decode_side_by_side_are_an_error(bench: Run, checkpoints: dict[str, Path]) -> None:

@@ -60,9 +60,18 @@ def test_every_stage_has_a_name_of_its_own_and_a_place_for_its_records() -> None
     names = [stage.name for stage in stages()]
     assert len(set(names)) == len(names)
     assert set(names) >= {"tests", "conform-qwen3.5", "gate-27b", "generate-14b", "throughput-27b", "small"}
-    assert set(names) >= {"arms-slice", "arms-14b", "startup-27b", "memory-14b"}
+    assert set(names) >= {"arms-slice", "arms-14b", "graphs-27b", "startup-27b", "memory-14b"}
     for name, command in COMMANDS:
         assert name.startswith("memory-") or any(OUT in word for word in command), "memory prints its record"
+
+
+def test_arms_are_timed_over_five_pairs_of_a_hundred_steps_and_the_owned_one_with_graphs_too() -> None:
+    found = {name: named_by(command) for name, command in COMMANDS if name.startswith(("arms-", "graphs-"))}
+    assert set(found) == {"arms-slice", *(f"{kind}-{size}" for kind in ("arms", "graphs") for size in ("14b", "27b"))}
+    for name, (command, words) in found.items():
+        options = command.make_context(command.name, words).params
+        assert (options["pairs"], options["iterations"]) == (5, 100)
+        assert options["arms"] == (("owned",) if name.startswith("graphs-") else ("owned", "fresh"))
 
 
 def test_the_cut_geometry_is_a_model_of_the_same_layers(tmp_path: Path) -> None:

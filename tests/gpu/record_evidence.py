@@ -103,9 +103,10 @@ def generate(model: str, options: str, step_tokens: int = 8192) -> Command:
     return bench("generate", model, f"--prompt-tokens 512 --max-step-tokens {step_tokens} {options}")
 
 
-def arms(model: str, options: str) -> Command:
-    """``trivet bench decode`` with a plan that is owned against one that is fresh."""
-    return bench("decode", model, f"--batch 1,16 --context 512 --pairs 5 --arm owned,fresh {options}")
+def arms(model: str, names: str = "owned,fresh", options: str = "") -> Command:
+    """``trivet bench decode``: a plan that is owned against one that is fresh, or one of them alone."""
+    steps = "--batch 1,16 --context 512 --pairs 5 --iterations 100"
+    return bench("decode", model, f"{steps} --arm {names} {options}")
 
 
 def conform(family: str) -> Command:
@@ -124,7 +125,8 @@ def of_model(size: str, model: str) -> Iterator[Stage]:
     yield Stage(f"pinned-{size}", (generate(model, pinned),), 600)
     clients = "--requests 64 --concurrency 16 --prompt-tokens 512-8192 --new-tokens 128 --max-step-tokens 2048"
     yield Stage(f"serve-{size}", (bench("serve", model, clients),), 300)
-    yield Stage(f"arms-{size}", (arms(model, "--iterations 40"),), 300)
+    yield Stage(f"arms-{size}", (arms(model),), 300)
+    yield Stage(f"graphs-{size}", (arms(model, "owned"),), 300)
     yield Stage(f"startup-{size}", (bench("startup", model, "--cold 1 --warm 1"),), 900)
     live, planned = "--live --weights random --device cuda --json", "--device h200 --json"
     yield Stage(f"memory-{size}", (of(f"trivet memory {model} {live}"), of(f"trivet memory {model} {planned}")), 300)
@@ -144,7 +146,7 @@ def stages() -> tuple[Stage, ...]:
         *of_model("14b", "qwen3-14b"),
         *of_model("27b", "qwen3.5-27b"),
         Stage("small", (generate("qwen3-0.6b", few), generate("qwen3-4b", few)), 600),
-        Stage("arms-slice", (arms(SLICE, "--iterations 100 --kv-pages 2000"),), 300),
+        Stage("arms-slice", (arms(SLICE, options="--kv-pages 2000"),), 300),
     )
 
 

@@ -6,8 +6,10 @@ Both are plan owners that stand in for the engine's own, so that everything else
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from trivet.attention import DecodePath, PlanOwner, Replan, StepBatch
 from trivet.capacity import PlanCapacity
@@ -22,16 +24,28 @@ ArmName = Literal["owned", "fresh"]
 ARMS: tuple[ArmName, ...] = ("owned", "fresh")
 
 
+@runtime_checkable
+class LikeOwner(Protocol):
+    """What a plan owner may offer beside `PlanOwner`, so that a fresh plan costs what a fresh plan must."""
+
+    def like(self, buffers: Buffers) -> PlanOwner:
+        """A like owner over other buffers of the same layout: nothing is loaded, warmed up or checked again."""
+
+
 class OwnedPlan:
-    """The engine's own owner, with the CPU time of each update.
+    """The engine's own owner, with the CPU time of each update, and what it allocates where that is counted.
 
     Attributes:
         update_ms: CPU time that the stepping thread spent in each update.
+        allocated: reads how many allocations there have been; None while nothing is counted, as in timed steps.
+        allocations: made during each update that was counted.
     """
 
     def __init__(self, owner: PlanOwner) -> None:
         self.owner = owner
         self.update_ms: list[float] = []
+        self.allocated: Callable[[], int] | None = None
+        self.allocations: list[int] = []
 
     @property
     def capacity(self) -> PlanCapacity:
@@ -50,9 +64,12 @@ class OwnedPlan:
 
     def update(self, batch: StepBatch) -> Replan:
         """See `PlanOwner.update`."""
+        before = self.allocated() if self.allocated is not None else 0
         started = time.thread_time()
         replan = self._replan(batch)
         self.update_ms.append((time.thread_time() - started) * 1e3)
+        if self.allocated is not None:
+            self.allocations.append(self.allocated() - before)
         return replan
 
     def append(self, key: torch.Tensor, value: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -76,18 +93,21 @@ class OwnedPlan:
 class FreshPlan(OwnedPlan):
     """Frees the plan of the step before, allocates a new one, and fills it: what runtimes without an owner do.
 
+    Kernels stay loaded where the engine's own owner is a `LikeOwner`; another one's path binds each plan as at start.
+
     Args:
-        path: makes layouts and owners.
-        capacity: of the plan.
-        device: where its buffers go.
+        own: the engine's own owner, whose layout and kernels the fresh ones have; it stays open.
+        path: has bound it.
+        device: where the buffers go.
         meter: counts their allocations.
 
     Attributes:
         freed: buffers that were freed so far.
     """
 
-    def __init__(self, path: DecodePath, capacity: PlanCapacity, device: torch.device, meter: AllocationMeter) -> None:
-        self._make: Callable[[], PlanOwner] = lambda: path.bind(capacity, path.layout(capacity).allocate(device, meter))
+    def __init__(self, own: PlanOwner, path: DecodePath, device: torch.device, meter: AllocationMeter) -> None:
+        over = own.like if isinstance(own, LikeOwner) else partial(path.bind, own.capacity)
+        self._make: Callable[[], PlanOwner] = lambda: over(own.buffers.layout.allocate(device, meter))
         super().__init__(self._make())
         self.freed = 0
 
@@ -117,7 +137,7 @@ class Arm:
         self.plans: dict[Any, OwnedPlan] = {
             attention: OwnedPlan(owner)
             if name == "owned"
-            else FreshPlan(selections[attention].path, owner.capacity, device, meter)
+            else FreshPlan(owner, selections[attention].path, device, meter)
             for attention, owner in engine.owners.items()
         }
 
@@ -127,6 +147,27 @@ class Arm:
 
     def __exit__(self, *exception: object) -> None:
         self._engine.owners.update(self._own)
+
+    @contextmanager
+    def counting(self, allocated: Callable[[], int]) -> Iterator[list[int]]:
+        """Count what planning allocates in the steps that are taken meanwhile.
+
+        Args:
+            allocated: reads how many allocations there have been.
+
+        Yields:
+            A list that holds, afterwards, the allocations of each step, all plans of a step together.
+        """
+        by_step: list[int] = []
+        for plan in self.plans.values():
+            plan.allocated = allocated
+        try:
+            yield by_step
+        finally:
+            per_plan = [plan.allocations for plan in self.plans.values()]
+            for plan in self.plans.values():
+                plan.allocated, plan.allocations = None, []
+        by_step += [sum(counts) for counts in zip(*per_plan, strict=True)]
 
     def take_update_ms(self, steps: int) -> list[float]:
         """CPU time of planning in each of the last `steps` steps, all plans of a step together."""

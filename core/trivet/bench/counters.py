@@ -50,6 +50,14 @@ class Counter:
         self._meter = meter
         self._freed = freed
 
+    def allocated(self) -> int:
+        """How many allocations there have been: on CUDA of torch's allocator, on a CPU of layouts."""
+        if self._device.type != "cuda":
+            return self._meter.allocations
+        import torch
+
+        return int(torch.cuda.memory_stats(self._device)["allocation.all.allocated"])
+
     def count(self, step: Callable[[], object], steps: int) -> StepCounts:
         """Take `steps` steps and count what they do. Not for steps that are timed: a profiler watches on CUDA."""
         if self._device.type == "cuda":

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 COUNTED_STEPS = 20
 """Steps over which allocations and launches are counted, apart from those that are timed."""
 
+FIGURES = ("mean", "p50", "p95", "p99", "plan_cpu_mean", "tokens_per_second")
+"""Medians that the table of medians shows."""
+COUNTS = ("plan_allocations", "allocations", "frees", "kernels", "launches", "graph_launches")
+"""Counts per step that it shows behind them; see `StepCounts` and `ArmCounts`."""
+
 Report = Callable[[str], None]
 
 
@@ -51,6 +56,24 @@ class DecodeSettings:
     load: Mapping[str, Any]
 
 
+@frozen
+class ArmCounts:
+    """What the steps of an arm allocate, free and launch.
+
+    Attributes:
+        whole: of whole steps.
+        plan_allocations: allocations while the plans of each counted step were prepared, counted as those of `whole`:
+            0 where plans are refilled, and where they are allocated the arrays that lie on the device.
+    """
+
+    whole: StepCounts
+    plan_allocations: tuple[int, ...]
+
+    def per_step(self) -> dict[str, float | None]:
+        """Means over the counted steps."""
+        return {**asdict(self.whole), "plan_allocations": statistics.fmean(self.plan_allocations)}
+
+
 def bench_decode(settings: DecodeSettings, report: Report) -> dict[str, Any]:
     """Measure every batch; tells `report` each table as it is known, and returns what a record keeps.
 
@@ -61,7 +84,7 @@ def bench_decode(settings: DecodeSettings, report: Report) -> dict[str, Any]:
 
     context = room_tokens(settings.context, max(settings.iterations, COUNTED_STEPS * 2))
     load = with_limits(settings.load, max(settings.batches), context)
-    if len(settings.arms) > 1:
+    if "fresh" in settings.arms:
         load["cuda_graphs"] = False  # a captured step replays the plan that it was captured with
     results: dict[str, Any] = {"batches": []}
     with Runtime.load(settings.model, autostart=False, **load) as runtime:
@@ -76,7 +99,7 @@ def _measure(runtime: Runtime, settings: DecodeSettings, batch: int, report: Rep
     prompts = drawn_prompts(np.random.default_rng(settings.seed), [settings.context] * batch, vocab_size)
     segments: dict[str, list[Segment]] = {name: [] for name in settings.arms}
     planning: dict[str, list[list[float]]] = {name: [] for name in settings.arms}
-    counts: dict[str, StepCounts] = {}
+    counts: dict[str, ArmCounts] = {}
     with ExitStack() as stack:
         arms = {name: Arm(name, engine, runtime._meter) for name in settings.arms}
         for arm in arms.values():
@@ -96,7 +119,8 @@ def _measure(runtime: Runtime, settings: DecodeSettings, batch: int, report: Rep
         "batch": batch,
         "arms": {
             name: {
-                "counts_per_step": asdict(counts[name]),
+                "counts_per_step": counts[name].per_step(),
+                "plan_allocations": list(counts[name].plan_allocations),
                 "pairs": [
                     {
                         "wall_ms": rounded(segment.wall_ms),
@@ -114,15 +138,17 @@ def _measure(runtime: Runtime, settings: DecodeSettings, batch: int, report: Rep
     }
 
 
-def _count(runtime: Runtime, arm: Arm, prompts: Sequence[Sequence[int]]) -> StepCounts:
-    """Allocations, frees and launches per decode step of `arm`."""
+def _count(runtime: Runtime, arm: Arm, prompts: Sequence[Sequence[int]]) -> ArmCounts:
+    """What decode steps of `arm` allocate, free and launch."""
 
     def freed() -> int:
         return sum(plan.freed for plan in arm.plans.values() if isinstance(plan, FreshPlan))
 
     counter = Counter(runtime._engine.inputs["token_ids"].device, runtime._meter, freed)
     with decoding(runtime, prompts, 2 * COUNTED_STEPS):
-        return counter.count(runtime.step, COUNTED_STEPS)
+        with arm.counting(counter.allocated) as plan_allocations:
+            whole = counter.count(runtime.step, COUNTED_STEPS)
+        return ArmCounts(whole, tuple(plan_allocations))
 
 
 def _medians(segments: Sequence[Segment], planning: Sequence[Sequence[float]]) -> dict[str, float]:
@@ -157,13 +183,12 @@ def _medians_table(
     batch: int,
     segments: Mapping[str, Sequence[Segment]],
     planning: Mapping[str, Sequence[Sequence[float]]],
-    counts: Mapping[str, StepCounts],
+    counts: Mapping[str, ArmCounts],
 ) -> str:
     rows = []
-    for name, counted in counts.items():
-        medians = _medians(segments[name], planning[name])
-        launches = "-" if counted.kernels is None else f"{counted.kernels:.0f}"
-        steps = [medians[figure] for figure in ("mean", "p50", "p95", "p99", "plan_cpu_mean", "tokens_per_second")]
-        rows.append((name, *steps, f"{counted.allocations:g}", f"{counted.frees:g}", launches))
-    header = ("arm", "mean", "p50", "p95", "p99", "plan CPU", "tok/s", "allocations", "frees", "kernels")
-    return f"batch {batch}, medians over the pairs; allocations, frees and kernels per step\n{table(header, rows)}"
+    for name, of_arm in counts.items():
+        medians, per_step = _medians(segments[name], planning[name]), of_arm.per_step()
+        counted = ["-" if per_step[count] is None else f"{per_step[count]:g}" for count in COUNTS]
+        rows.append((name, *(medians[figure] for figure in FIGURES), *counted))
+    header = ("arm", "mean", "p50", "p95", "p99", "plan CPU", "tok/s", *(count.replace("_", " ") for count in COUNTS))
+    return f"batch {batch}, medians over the pairs; allocations and what follows them per step\n{table(header, rows)}"

@@ -42,9 +42,6 @@ NO_WINDOW = -1
 NO_POSITIONS = 0
 """Code of queries and keys that carry their positions already."""
 NO_SOFT_CAP = 0.0
-DEPENDENT_LAUNCH_FROM = (9, 0)
-"""Compute capability from which a kernel can be launched while the one before it in the stream still runs. It waits on
-the device for what that one writes."""
 UNSUPPORTED_GROUP = "Unsupported group_size"
 """What the decode kernel's planner says of a group size that it was not compiled for."""
 
@@ -160,8 +157,7 @@ def _split_kv(
 
 def launches_dependent(capacity: PlanCapacity) -> bool:
     """Whether decode rows are attended by programmatic dependent launch: their kernels start while others end."""
-    capability = capacity.device.compute_capability if capacity.device is not None else None
-    return capability is not None and capability >= DEPENDENT_LAUNCH_FROM
+    return capacity.device is not None and capacity.device.launches_dependent
 
 
 class CompiledDecode:

@@ -82,10 +82,12 @@ def flashinfer_layout(capacity: PlanCapacity, choice: KernelChoice) -> BufferLay
     Sizes do not depend on CUDA-graph buckets: a bucket's arrays are the first entries of the same buffers.
 
     Raises:
-        CapacityExceeded: the page lists address more tokens than the kernels' 32-bit arithmetic takes.
+        CapacityExceeded: the page lists address more tokens, or a step has more query elements, than the kernels'
+            32-bit arithmetic takes.
         ConfigError: the capacity names no device.
     """
     checked.int32("tokens of all page lists", capacity.pages * capacity.limits.page_size)
+    checked.int32("query elements of a step", capacity.tokens * capacity.attention.query_elements)
     decode, chunks = decode_workspace(capacity, choice), chunk_workspace(capacity, choice)
     lengths = {
         "page_indices": capacity.pages,

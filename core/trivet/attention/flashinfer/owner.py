@@ -84,12 +84,14 @@ class FlashInferOwner:
         *,
         long_from: LongChunks | None = None,
         fence: Callable[[], Fence] | None = None,
+        check: bool = True,
     ) -> None:
         """Bind `buffers`, allocated from the layout that `kernels` were chosen with.
 
         Args:
             long_from: from where on ``kernels.long_chunks`` serves chunks.
             fence: makes a fence; None: in the stream of the buffers' device.
+            check: hold the workspaces against what the library asks for; False where the same layout was before.
 
         Raises:
             CapacityExceeded: a workspace is smaller than what the library asks for in the worst step; named.
@@ -98,6 +100,7 @@ class FlashInferOwner:
         self.buffers = buffers
         self._kernels = kernels
         self._long_from = long_from
+        self._fence = fence
         self._captures = Captures()
         self._step: _Step | None = None
         self._closed = False
@@ -110,7 +113,24 @@ class FlashInferOwner:
             if name in buffers:
                 buffers[name].zero_()  # counters start at zero
         self._counting = np.arange(capacity.indptr, dtype=np.int32)
-        self._check_workspaces()
+        if check:
+            self._check_workspaces()
+
+    def like(self, buffers: Buffers) -> FlashInferOwner:
+        """A like owner over other `buffers`, on the kernels that are loaded already: nothing is run or asked for.
+
+        Raises:
+            ConfigError: the buffers are of another layout than this owner's, whose workspaces were checked.
+        """
+        if buffers.layout != self.buffers.layout:
+            raise ConfigError(
+                f"plan owner: buffers of layout {buffers.layout.name!r} with {buffers.layout.total_bytes} bytes, "
+                f"expected the specs of this owner's {self.buffers.layout.name!r} with "
+                f"{self.buffers.layout.total_bytes}; bind another layout through its decode path"
+            )
+        return FlashInferOwner(
+            self.capacity, buffers, self._kernels, long_from=self._long_from, fence=self._fence, check=False
+        )
 
     @property
     def positions(self) -> torch.Tensor:
@@ -167,18 +187,20 @@ class FlashInferOwner:
 
     def append(self, key: torch.Tensor, value: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Write the step's keys and values to their pages. See `PlanOwner.append`."""
-        step = self._planned_for(key)
+        step = self._planned_for(key.shape[0])
+        _check_addressed(key)
         if step.tokens:
             self._kernels.append(key, value, step.batch_indices, step.positions, keys, values, step.rows)
 
     def token_places(self, rows: torch.Tensor) -> TokenPlaces:
         """Where the step's tokens go, for kernels that stand in for `append`; `rows` has a row for each token."""
-        step = self._planned_for(rows)
+        step = self._planned_for(rows.shape[0])
         return TokenPlaces(step.batch_indices, step.positions, step.rows.page_indptr, step.rows.page_indices)
 
     def attend(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """Causal attention of the step's queries. See `PlanOwner.attend`."""
-        step = self._planned_for(query)
+        step = self._planned_for(query.shape[0])
+        _check_addressed(query)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         for part in step.parts:
             tokens = slice(part.first, part.last)
@@ -319,15 +341,18 @@ class FlashInferOwner:
             raise ConfigError("this plan owner has no plan in place; update it first")
         return self._step
 
-    def _planned_for(self, rows: torch.Tensor) -> _Step:
+    def _planned_for(self, tokens: int) -> _Step:
         step = self._planned()
-        if rows.shape[0] != step.tokens:
-            raise ConfigError(f"attention over {rows.shape[0]} tokens: the plan is for {step.tokens}; update it first")
-        if rows.shape[0] * rows.stride(0) > INT32_MAX:
-            raise CapacityExceeded(
-                "elements of a step", rows.shape[0] * rows.stride(0), INT32_MAX, "kernels address a step as int32"
-            )
+        if tokens != step.tokens:
+            raise ConfigError(f"attention over {tokens} tokens: the plan is for {step.tokens}; update it first")
         return step
+
+
+def _check_addressed(rows: torch.Tensor) -> None:
+    """Refuse what FlashInfer's kernels, which take int32 offsets, cannot address: the layout allows for dense rows."""
+    elements = rows.shape[0] * rows.stride(0)
+    if elements > INT32_MAX:
+        raise CapacityExceeded("elements of a step", elements, INT32_MAX, "kernels address a step as int32")
 
 
 def _fill(arrays: dict[str, Int32Array], batch: StepBatch, tokens: int, page_size: int, counting: Int32Array) -> None:

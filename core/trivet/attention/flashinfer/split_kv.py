@@ -7,7 +7,7 @@ and tensor cores do the work (the layout of FlashAttention-2, arXiv:2307.08691).
 split adds up the partial outputs, always in the same way. So a captured graph serves any lengths, and a row's bits
 depend on nothing but the row.
 
-The only module that imports Triton, and imported only to bind a plan that runs on it.
+It imports Triton, and is itself imported only to bind a plan that runs on it.
 """
 
 from __future__ import annotations
@@ -43,9 +43,6 @@ PASSED_ROW: tl.constexpr = tl.constexpr(2**20)
 """More than all splits of a launch."""
 NO_SCORE: tl.constexpr = tl.constexpr(-1e30)
 """Below any score, and finite, so that its differences are numbers."""
-
-DEPENDENT_LAUNCH_FROM = (9, 0)
-"""Compute capability from which a kernel can be launched while the one before it still runs."""
 
 STRIDE_GRAIN = 8
 """Strides of queries and outputs are multiples of this many elements, so that 16 bytes are loaded at once."""
@@ -251,8 +248,7 @@ class SplitKv:
         self._programs = capacity.device.multiprocessors * shape.programs_per_multiprocessor
         held = shape.splits_within(capacity.positions)
         self._most_programs_of_a_row = capacity.kv_heads * held
-        capability = capacity.device.compute_capability
-        dependent = shape.dependent and capability is not None and capability >= DEPENDENT_LAUNCH_FROM
+        dependent = shape.dependent and capacity.device.launches_dependent
         merge_rows = triton.next_power_of_2(attention.group_size)
         self._constants = {
             "SCALE": capacity.head_dim**-0.5 * math.log2(math.e),

@@ -11,8 +11,8 @@ from attrs import frozen
 from trivet import checked
 from trivet.capacity import PlanCapacity
 from trivet.checked import ceil_div
+from trivet.dtypes import FLOAT32_BYTES
 
-FLOAT32_BYTES = 4
 INT32_BYTES = 4
 
 MOST_LAUNCH_ROWS = 256

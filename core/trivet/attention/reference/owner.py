@@ -64,6 +64,10 @@ class ReferenceOwner:
         """An owner with buffers of its own, of the lengths that `reference_layout` states."""
         return cls(capacity, reference_layout(capacity).allocate(device, meter))
 
+    def like(self, buffers: Buffers) -> ReferenceOwner:
+        """A like owner over other `buffers` of the same layout."""
+        return ReferenceOwner(self.capacity, buffers)
+
     @property
     def positions(self) -> torch.Tensor:
         """int32 ``[tokens]``: position of each token of the step, in the plan's own buffer."""
