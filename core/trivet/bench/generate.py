@@ -17,23 +17,30 @@ import numpy as np
 from attrs import asdict, frozen
 
 from trivet.bench.figures import Figures, rounded, table
-from trivet.bench.kernels import kernel_table, kernel_times
+from trivet.bench.kernels import breakdown_record, kernel_table
 from trivet.bench.loading import with_limits
+from trivet.bench.profiling import PROFILED_STEPS, DecodeProfile, device_events, profiled_tokens
 from trivet.bench.prompts import drawn_prompts
 from trivet.bench.stepping import BenchmarkError
+from trivet.bench.timeline import Breakdown
+from trivet.plugin import hookimpl
 from trivet.sampling.params import Sampling
 
 if TYPE_CHECKING:
+    from trivet.runtime.blueprint import Blueprint
     from trivet.runtime.results import Completion
     from trivet.runtime.runtime import Runtime
     from trivet.runtime.step import StepReport
 
+    Hear = Callable[[StepReport], None]
+
 WARM_NEW_TOKENS = 8
 WARM_RUNS = 2
-PROFILED_NEW_TOKENS = 24
 CACHED_PREFIX_REST = 16
 LAST_STEP_S = 5.0
 LEAST_NEW_TOKENS = 4
+EMBEDDING = "embedding.weight"
+"""What `trivet.weights.standard.embeddings` calls the token embedding."""
 
 Report = Callable[[str], None]
 
@@ -52,7 +59,7 @@ class GenerateSettings:
         long_prompts: lengths whose TTFT is wanted.
         cached_prefixes: lengths whose TTFT is wanted of prompts that have `CACHED_PREFIX_REST` tokens more, and whose
             beginning is in the prefix cache, as far as the cache's grain allows; the rest is computed.
-        kernels: whether to break a decode step down by kernel (CUDA).
+        kernels: whether to break a decode step of each batch, and a call of each long prompt, down by kernel (CUDA).
         seed: of the prompts.
         load: further arguments of `Runtime.load`; limits as a mapping of those that were asked for.
     """
@@ -76,7 +83,11 @@ def bench_generate(settings: GenerateSettings, report: Report) -> dict[str, Any]
     from trivet.runtime.runtime import Runtime
 
     _require_possible(settings)
-    new_tokens = max(settings.new_tokens, settings.many_new_tokens, WARM_NEW_TOKENS, PROFILED_NEW_TOKENS)
+    new_tokens = max(settings.new_tokens, settings.many_new_tokens, WARM_NEW_TOKENS)
+    if settings.kernels:
+        step_tokens = with_limits(settings.load, max(settings.batches), 1)["limits"].max_step_tokens
+        profiled = (profiled_tokens(batch, settings.prompt_tokens, step_tokens) for batch in settings.batches)
+        new_tokens = max(new_tokens, *profiled)
     prompts = (*settings.long_prompts, *(tokens + CACHED_PREFIX_REST for tokens in settings.cached_prefixes))
     context = max(settings.prompt_tokens + new_tokens, *(tokens + 1 for tokens in prompts), 1)
     load = with_limits(settings.load, max(settings.batches), context)
@@ -98,7 +109,14 @@ def bench_generate(settings: GenerateSettings, report: Report) -> dict[str, Any]
         if settings.cached_prefixes:
             results["warm_ttft"] = _warm_ttft(caller, settings, report)
         if settings.kernels:
-            results["kernels"] = _kernels(caller, settings, report)
+            tpot_us = {entry["batch"]: entry["medians"]["mean"] * 1e3 for entry in results["batches"]}
+            try:
+                results["kernels"] = [
+                    *_step_kernels(caller, settings, tpot_us, report),
+                    *_prompt_kernels(caller, settings, report),
+                ]
+            except BenchmarkError as error:  # what was timed before stands
+                results["failure"] = str(error)
         results["stats"] = runtime.stats()
     return results
 
@@ -144,11 +162,13 @@ class Caller:
         self.vocab_size = runtime._engine.blueprint.geometry.vocab_size
         self._rng = rng
 
-    def call(self, requests: int, prompt_tokens: int, new_tokens: int) -> tuple[float, list[tuple[float, StepReport]]]:
-        """Seconds of the call, and its steps with the times at which they ended."""
+    def call(
+        self, requests: int, prompt_tokens: int, new_tokens: int, hear: Hear | None = None
+    ) -> tuple[float, list[tuple[float, StepReport]]]:
+        """Seconds of the call, and its steps with the times at which they ended; `hear` is told of each as it ends."""
         prompts = self.drawn([prompt_tokens] * requests)
         sampling = Sampling(max_new_tokens=new_tokens, ignore_eos=True)
-        with heard_steps(self.runtime) as steps:
+        with heard_steps(self.runtime, hear) as steps:
             started = time.perf_counter()
             outs = self.runtime.generate(prompts, sampling)
             seconds = time.perf_counter() - started
@@ -171,16 +191,24 @@ class Caller:
 
 
 @contextmanager
-def heard_steps(runtime: Runtime) -> Iterator[list[tuple[float, StepReport]]]:
-    """The steps that `runtime` makes meanwhile, each with the time at which it ended."""
+def heard_steps(runtime: Runtime, hear: Hear | None = None) -> Iterator[list[tuple[float, StepReport]]]:
+    """The steps that `runtime` makes meanwhile, each with the time at which it ended.
+
+    Args:
+        runtime: whose steps are heard, beside whatever observes them anyway.
+        hear: told of each step, on the thread that makes it.
+    """
     steps: list[tuple[float, StepReport]] = []
     plugins = runtime._plugins
 
-    class Listening:
-        def observe_step(self, step: StepReport) -> None:
-            steps.append((time.perf_counter(), step))
+    class Listener:
+        @hookimpl
+        def trivet_observe_step(self, report: StepReport) -> None:
+            steps.append((time.perf_counter(), report))
+            if hear is not None:
+                hear(report)
 
-    runtime._plugins = Listening()  # type: ignore[assignment]
+    runtime._plugins = plugins.observed_by([Listener()])
     try:
         yield steps
     finally:
@@ -312,16 +340,53 @@ def _cached_tokens(runtime: Runtime, prefix_tokens: int, outs: Sequence[Completi
     return found[0]
 
 
-def _kernels(caller: Caller, settings: GenerateSettings, report: Report) -> list[dict[str, Any]]:
+def _step_kernels(
+    caller: Caller, settings: GenerateSettings, tpot_us: Mapping[int, float], report: Report
+) -> list[dict[str, Any]]:
+    engine = caller.runtime._engine
+    step_tokens = engine.scheduler.limits.max_step_tokens
     entries = []
     for batch in settings.batches:
-        with kernel_times() as kernels, heard_steps(caller.runtime):
-            caller.call(batch, settings.prompt_tokens, PROFILED_NEW_TOKENS)
-        entries.append({"batch": batch, "kernels": kernels})
-        report(f"batch {batch}, kernels of a call of {PROFILED_NEW_TOKENS} tokens\n{kernel_table(kernels)}")
+        profile = DecodeProfile(engine, batch)
+        new_tokens = profiled_tokens(batch, settings.prompt_tokens, step_tokens)
+        caller.call(batch, settings.prompt_tokens, new_tokens, profile.hear)
+        breakdown = profile.breakdown()
+        entry = {
+            "batch": batch,
+            "steps": PROFILED_STEPS,
+            "graph_steps": profile.graph_steps,
+            **_weights_read(engine.blueprint, breakdown),
+            **breakdown_record(breakdown),
+        }
+        entries.append(entry)
+        report(f"batch {batch}, a decode step by kernel\n{kernel_table(breakdown, PROFILED_STEPS)}")
+        report(
+            f"weights of {entry['weight_bytes'] / 1e9:.2f} GB, {entry['weight_tb_per_s']:.2f} TB/s over that step; "
+            f"without the profiler a step took {tpot_us[batch]:.1f} us"
+        )
+    return entries
+
+
+def _weights_read(blueprint: Blueprint, breakdown: Breakdown) -> dict[str, float]:
+    """Bytes of weights that a decode step reads, each once, and what that is over the time of a step.
+
+    Of an embedding that is not the output projection as well, a step reads a row for each token, which is nothing.
+    """
+    tied = blueprint.geometry.tied_embeddings
+    weight_bytes = sum(spec.bytes for spec in blueprint.weights.specs if tied or spec.name != EMBEDDING)
+    return {"weight_bytes": weight_bytes, "weight_tb_per_s": weight_bytes * PROFILED_STEPS / breakdown.span_us / 1e6}
+
+
+def _prompt_kernels(caller: Caller, settings: GenerateSettings, report: Report) -> list[dict[str, Any]]:
+    entries = []
     for prompt_tokens in settings.long_prompts:
-        with kernel_times() as kernels:
-            seconds, _ = caller.call(1, prompt_tokens, 1)
-        entries.append({"prompt_tokens": prompt_tokens, "seconds": seconds, "kernels": kernels})
-        report(f"prompt of {prompt_tokens} tokens, {seconds * 1e3:.1f} ms\n{kernel_table(kernels)}")
+        with device_events(caller.runtime._engine.inputs.device) as events:
+            seconds, steps = caller.call(1, prompt_tokens, 1)
+        breakdown = Breakdown.of(events)
+        entry = {"prompt_tokens": prompt_tokens, "seconds": seconds, "steps": len(steps)}
+        entries.append({**entry, **breakdown_record(breakdown)})
+        report(
+            f"prompt of {prompt_tokens} tokens by kernel, steps: {len(steps)}, {seconds * 1e3:.1f} ms\n"
+            f"{kernel_table(breakdown, 1, 'call')}"
+        )
     return entries

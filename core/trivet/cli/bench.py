@@ -13,6 +13,7 @@ from trivet.capacity.limits import Limits
 from trivet.cli.debug import debug_option
 from trivet.cli.recorded import command_line, options_of
 from trivet.cli.sizing import COUNT, sizing_arguments, sizing_options
+from trivet.errors import TrivetError
 
 if TYPE_CHECKING:
     from trivet.bench.prompts import Lengths
@@ -111,7 +112,7 @@ def bench() -> None:
     metavar="ARM,...",
     default="owned,fresh",
     show_default=True,
-    help="The plan: owned and refilled, fresh in every step, or both in interleaved pairs.",
+    help="The plan: owned and refilled, fresh in every step (no CUDA graphs then), or both in interleaved pairs.",
 )
 @click.option("--peer", type=click.Choice(PEERS), help="Compare generation with a peer instead.")
 @click.option("--new-tokens", type=COUNT, default=64, show_default=True, help="With --peer: of the single request.")
@@ -189,7 +190,7 @@ def _no_or_counts(context: click.Context, parameter: click.Parameter, value: str
     default="",
     help="Prefixes to keep in the prefix cache, and to time prompts behind.",
 )
-@click.option("--kernels", is_flag=True, help="Break a call down by kernel (CUDA).")
+@click.option("--kernels", is_flag=True, help="Break a decode step down by kernel, and each of --ttft (CUDA).")
 @_seed_option
 @_runtime_options
 @_out_option
@@ -322,7 +323,7 @@ def host(
 
 
 def _run(name: str, measure: Callable[[], dict[str, Any]], out: Path) -> int:
-    """Measure, and keep the record."""
+    """Measure, and keep the record, also of what stands before a ``"failure"`` in it, which is then raised."""
     from trivet.bench.record import Record, make_folder, now
 
     context = click.get_current_context()
@@ -331,4 +332,6 @@ def _run(name: str, measure: Callable[[], dict[str, Any]], out: Path) -> int:
     results = measure()
     path = Record.of(name, command_line(context), options_of(context), results, started).write(out)
     click.echo(f"record: {path}")
+    if "failure" in results:
+        raise TrivetError(results["failure"])
     return 0
