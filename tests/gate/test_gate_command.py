@@ -22,6 +22,9 @@ MODELS = ("tiny-qwen3", "tiny-qwen35")
 QUICK = ("--device", "cpu", "--dtype", "float32", "--batch", "5")
 DENSE_CONTROLS = {"swapped-page", "shifted-position", "stale-row"}
 HYBRID_CONTROLS = DENSE_CONTROLS | {"stale-state", "swapped-slot"}
+LONG_CONTROLS = {"dense": {"long-stray-page", "long-shifted-position", "long-stale-row"}} | {
+    "hybrid": {"long-stray-page", "long-stale-row", "long-stale-state", "long-swapped-slot"}
+}
 
 
 @frozen
@@ -141,8 +144,8 @@ def test_nothing_of_a_fault_is_left_behind(gate: Callable[..., Outcome], monkeyp
     seen: list[float] = []
     right = controls._serve
 
-    def serve(bench: Any, control: Any, size: int = 1) -> Any:
-        evidence = right(bench, control, size)
+    def serve(bench: Any, control: Any, *size_and_subjects: Any) -> Any:
+        evidence = right(bench, control, *size_and_subjects)
         if control is not None:
             clean = right(bench, None)
             from trivet.gate.compare import Compared, Figures
@@ -167,15 +170,55 @@ def test_a_nested_config_with_random_weights_is_enough(gate: Callable[..., Outco
     assert "a gate on the real checkpoint remains open" in outcome.err
 
 
-def test_long_prompts_are_served_in_chunks_and_side_by_side(gate: Callable[..., Outcome], tmp_path: Path) -> None:
-    config = dict(TINY_CONFIGS["multimodal"]["text_config"], max_position_embeddings=16384)  # type: ignore[call-overload]
+@pytest.fixture(params=["dense", "hybrid"])
+def kind(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Of a geometry with positions for long prompts, in ``tmp_path / "config.json"``."""
+    config: dict[str, Any] = dict(TINY_CONFIGS["multimodal"]["text_config"], max_position_embeddings=16384)  # type: ignore[call-overload]
+    if request.param == "dense":
+        config |= {"model_type": "qwen3", "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}
+        config = {name: value for name, value in config.items() if not name.startswith(("linear_", "layer_types"))}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    outcome = gate(
-        tmp_path, *QUICK, "--weights", "random", "--long", "--max-step-tokens", 2048, "--no-controls", "--no-floor",
-        "--pass", "long-batched",
-    )  # fmt: skip
+    return str(request.param)
+
+
+LONG = (*QUICK, "--weights", "random", "--long", "--max-step-tokens", 2048, "--no-floor")
+
+
+@pytest.mark.parametrize("kind", ["hybrid"], indirect=True)
+def test_long_prompts_are_served_in_chunks_and_side_by_side(
+    kind: str, gate: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    outcome = gate(tmp_path, *LONG, "--no-controls", "--pass", "long-batched")
     assert outcome.code == 0, outcome.err
     assert {sequence["prompt_tokens"] for sequence in outcome.of("long-batched")["sequences"]} >= {4097, 8192}
+
+
+def test_faults_in_a_long_row_are_caught_by_that_row_alone(
+    kind: str, gate: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    outcome = gate(tmp_path, *LONG, "--pass", "sequential")
+    assert outcome.code == 0, outcome.err
+    caught = {name for name, verdict in outcome.verdicts("control").items() if verdict == "caught"}
+    assert {name for name in caught if name.startswith("long-")} == LONG_CONTROLS[kind]
+    for name in ("long-untouched", *LONG_CONTROLS[kind]):
+        assert [sequence["prompt_tokens"] for sequence in outcome.of(name)["sequences"]] == [4097]
+
+
+@pytest.mark.parametrize("kind", ["dense"], indirect=True)
+def test_a_fault_beside_a_long_row_is_not_caught_in_it(
+    kind: str, gate: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Beside(controls.StaleRow):
+        """A fault in the short row that is served beside the long one."""
+
+        def __init__(self, engine: Any, requests: Any, size: int) -> None:
+            super().__init__(engine, [requests[controls.SECOND]], size)
+
+    beside = evolve(controls.LONG_CONTROLS["long-stale-row"], make=Beside, sizes=(64,))
+    monkeypatch.setattr("trivet.gate.run.LONG_CONTROLS", {"beside": beside})
+    outcome = gate(tmp_path, *LONG, "--pass", "sequential")
+    assert outcome.code == 1 and outcome.of("beside")["verdict"] == "NOT CAUGHT"
+    assert outcome.of("beside")["notes"]["strikes"] > 0
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def _batches(context: click.Context, parameter: click.Parameter, value: str) -> 
     show_default=True,
     help="Of each request.",
 )
-@click.option("--long", "long_prompts", is_flag=True, help="Prompts of 4,097 and 8,192 tokens too.")
+@click.option("--long", "long_prompts", is_flag=True, help="Prompts of 4,097 and 8,192 tokens too, and faults in one.")
 @click.option(
     "--pass", "passes", multiple=True, metavar="NAME", help="Run this pass alone; may be given several times."
 )

@@ -13,7 +13,7 @@ from trivet.config.document import ConfigDocument
 from trivet.errors import ConfigError
 from trivet.gate.bounds import QUANTITIES, Bounds, bounds_of
 from trivet.gate.compare import Compared, Figures, beyond
-from trivet.gate.controls import CONTROLS, Control, tampered, untouched
+from trivet.gate.controls import CONTROLS, LONG_CONTROLS, Control, long_untouched, tampered, untouched
 from trivet.gate.passes import Bench, Pass, passes_of
 from trivet.gate.reference import Reference
 from trivet.gate.session import Served
@@ -160,8 +160,14 @@ class Judge:
     def controls(self) -> list[Outcome]:
         """What the faults are put into, without any; then each fault that this model can have."""
         geometry = self._bench.runtime._engine.blueprint.geometry
-        chosen = {name: control for name, control in CONTROLS.items() if control.applies(geometry)}
-        return [self._passed("untouched", untouched), *(self._caught(name, each) for name, each in chosen.items())]
+
+        def caught(controls: dict[str, Control]) -> list[Outcome]:
+            return [self._caught(name, each) for name, each in controls.items() if each.applies(geometry)]
+
+        outcomes = [self._passed("untouched", untouched), *caught(CONTROLS)]
+        if self._bench.settings.long:
+            outcomes += [self._passed("long-untouched", long_untouched), *caught(LONG_CONTROLS)]
+        return outcomes
 
     def _passed(self, name: str, serve: Pass) -> Outcome:
         began = time.perf_counter()

@@ -20,6 +20,8 @@ CONTROL_PROMPTS = (6, 37, 45, 90)
 """Tokens of the prompts that the controls tamper with: a short one, two of more than two pages, a long one."""
 CONTROL_NEW_TOKENS = 14
 LEAST_NEW_TOKENS = 8
+LONG_CONTROL_PROMPTS = (LONG_PROMPTS[0], BATCHED_PROMPTS[1])
+"""Tokens of the prompts that the controls of a run with long prompts tamper with; only the first is judged."""
 STEP_TOKENS = {"cpu": 64, "cuda": 1024}
 """Tokens that one step may compute, by kind of device, without long prompts."""
 LONG_STEP_TOKENS = 4096
