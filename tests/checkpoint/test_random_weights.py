@@ -1,6 +1,7 @@
 """Random weights depend on seed and name alone, and follow the draw that the weight map states."""
 
 import math
+from itertools import accumulate
 
 import pytest
 import torch
@@ -82,6 +83,17 @@ def test_a_narrower_dtype_holds_the_same_weights_rounded(dtype: str) -> None:
         expected = as_torch(spec.dtype or dtype)
         assert narrow[spec.name].dtype == expected
         assert torch.equal(narrow[spec.name], wide[spec.name].to(expected))
+
+
+def test_progress_is_told_after_each_parameter_up_to_the_bytes_of_the_layout() -> None:
+    weight_map = WeightMap(SPECS)
+    layout = weight_map.layout("bfloat16")
+    told: list[tuple[int, int]] = []
+    found = fill_random(weight_map, layout.allocate("cpu"), 3, lambda done, total: told.append((done, total)))
+    assert {total for _, total in told} == {layout.total_bytes}
+    assert [done for done, _ in told] == list(accumulate(layout.spec(spec.name).bytes for spec in SPECS))
+    silent = _filled(SPECS, 3, "bfloat16")
+    assert all(torch.equal(found[name], silent[name]) for name in silent)
 
 
 def test_a_normal_draw_has_its_deviation() -> None:

@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 from trivet.dtypes import SERVED, as_torch
 from trivet.errors import CapacityExceeded, CheckpointError, ConfigError, PluginError
 from trivet.weights import checkpoint as checkpoint_module
-from trivet.weights import loader
 from trivet.weights.checkpoint import Checkpoint
 from trivet.weights.loader import check, load_parameters, parameter_views
 from trivet.weights.map import Initial, ParameterSpec, Part, WeightMap
@@ -36,9 +35,12 @@ def _disk(dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
     return {name: torch.randn(shape).to(dtype) for name, shape in DISK.items()}
 
 
-def _load(directory: Path, weight_map: WeightMap, dtype: str, progress: Any = None) -> dict[str, torch.Tensor]:
+def _load(
+    directory: Path, weight_map: WeightMap, dtype: str, progress: Any = None, **settings: int
+) -> dict[str, torch.Tensor]:
+    buffers = weight_map.layout(dtype).allocate("cpu")
     with Checkpoint.open(directory) as checkpoint:
-        return load_parameters(checkpoint, weight_map, weight_map.layout(dtype).allocate("cpu"), dtype, progress)
+        return load_parameters(checkpoint, weight_map, buffers, dtype, progress, **settings)
 
 
 @pytest.mark.parametrize(
@@ -184,14 +186,11 @@ def test_a_load_that_is_broken_off_leaves_no_file_mapped(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("block_bytes", [1, 40, 2**20])
-def test_progress_counts_up_to_the_bytes_of_the_layout(
-    tmp_path: Path, block_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loader, "BLOCK_BYTES", block_bytes)
+def test_progress_counts_up_to_the_bytes_of_the_layout(tmp_path: Path, block_bytes: int) -> None:
     disk = _disk()
     save_file(disk, tmp_path / "model.safetensors")
     seen: list[tuple[int, int]] = []
-    found = _load(tmp_path, FUSED, "bfloat16", lambda done, total: seen.append((done, total)))
+    found = _load(tmp_path, FUSED, "bfloat16", lambda done, total: seen.append((done, total)), block_bytes=block_bytes)
     done = [entry[0] for entry in seen]
     assert done == sorted(set(done))
     assert done[-1] == FUSED.parameter_bytes("bfloat16")

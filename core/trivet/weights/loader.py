@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from trivet.errors import CheckpointError, PluginError
 from trivet.weights.checkpoint import Checkpoint
 from trivet.weights.map import ParameterSpec, Part, WeightMap
+from trivet.weights.staging import BLOCK_BYTES, copies, pieces
 
 if TYPE_CHECKING:
     import torch
-
-BLOCK_BYTES = 64 * 2**20
-"""Rows are copied in blocks of about this size: a copy that changes dtype and device at once goes through a
-temporary of its source's size."""
 
 
 class ParameterBuffers(Protocol):
@@ -59,16 +56,23 @@ def load_parameters(
     buffers: ParameterBuffers,
     dtype: str,
     progress: Progress | None = None,
+    block_bytes: int = BLOCK_BYTES,
 ) -> dict[str, torch.Tensor]:
     """Fill the buffers of ``weight_map.layout(dtype)`` and return the parameters as views of them.
 
-    Each tensor is copied straight from the mapped file into its rows, file after file, and converted on the
-    way. A value beyond the target dtype's range becomes infinite, as torch's own conversion makes it: a
-    float16 model made from a bfloat16 checkpoint may hold such.
+    Each tensor is copied from the mapped file into its rows, file after file, and converted on the way, by the host.
+    On the host the copy is straight; to a CUDA device it goes through two page-locked blocks, which are there while
+    this runs (`trivet.weights.staging`), in the order of the current stream, and is done when this returns. A value
+    beyond the target dtype's range becomes infinite, as torch's own conversion makes it: a float16 model made from a
+    bfloat16 checkpoint may hold such.
+
+    Args:
+        block_bytes: copied at once, at most, and after it progress is told.
 
     Raises:
         CheckpointError: as `check`, before anything is copied.
         PluginError: `buffers` are of another layout.
+        MemoryBudgetError: the host cannot page-lock the blocks.
     """
     check(checkpoint, weight_map)
     parameters = parameter_views(weight_map, buffers)
@@ -77,13 +81,14 @@ def load_parameters(
     done_bytes = 0
     placed = [(part, parameter, first) for parameter in weight_map.parameters for part, first in parameter.placed()]
     placed.sort(key=lambda entry: checkpoint.position(entry[0].name))
-    with checkpoint:
+    to_cuda = any(parameter.is_cuda for parameter in parameters.values())
+    with checkpoint, copies(block_bytes, to_cuda=to_cuda) as copy:
         for part, parameter, first in placed:
             rows = parameters[parameter.name][first : first + parameter.part_rows(part)]
             source = checkpoint.tensor(part.name).reshape(rows.shape)
-            for block in _blocks(rows):
-                rows[block].copy_(source[block])
-                done_bytes += rows[block].nbytes
+            for target, piece in pieces(rows, source, block_bytes):
+                copy(target, piece)
+                done_bytes += target.nbytes
                 if progress is not None:
                     progress(done_bytes, total_bytes)
     return parameters
@@ -116,10 +121,3 @@ def _check_dtypes(weight_map: WeightMap, parameters: dict[str, torch.Tensor], dt
             raise PluginError(
                 f"buffer of parameter {spec.name!r} is {found}: expected {spec.dtype}, as its layout has it"
             )
-
-
-def _blocks(rows: torch.Tensor) -> Iterator[slice]:
-    """Slices of dimension 0 of about `BLOCK_BYTES`, at least one row each."""
-    step = max(1, BLOCK_BYTES * rows.shape[0] // rows.nbytes)
-    for first in range(0, rows.shape[0], step):
-        yield slice(first, first + step)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
-from trivet.weights.loader import ParameterBuffers, parameter_views
+from trivet.weights.loader import ParameterBuffers, Progress, parameter_views
 from trivet.weights.map import Initial, WeightMap
 
 if TYPE_CHECKING:
@@ -15,16 +15,22 @@ BLOCK_ELEMENTS = 4 * 2**20
 """Drawn at once. Part of what a seed means: another length gives other values on the CPU."""
 
 
-def fill_random(weight_map: WeightMap, buffers: ParameterBuffers, seed: int) -> dict[str, torch.Tensor]:
+def fill_random(
+    weight_map: WeightMap, buffers: ParameterBuffers, seed: int, progress: Progress | None = None
+) -> dict[str, torch.Tensor]:
     """Fill every parameter with its initial draw, in place, and return the parameters as views.
 
     Each parameter has a generator of its own, seeded by `seed` and its name, so that neither order nor
     neighbours change a value. Draws are made in float32 and rounded, through a scratch of at most
     ``BLOCK_ELEMENTS`` where the parameter is narrower, so that one seed gives one model in any dtype. CPU and
     CUDA draw different numbers.
+
+    Progress is told after each parameter, once the device has drawn it.
     """
     import torch
 
+    total_bytes = sum(buffers[parameter.name].nbytes for parameter in weight_map.parameters)
+    done_bytes = 0
     for parameter in weight_map.parameters:
         flat = buffers[parameter.name]
         generator = torch.Generator(device=flat.device)
@@ -37,6 +43,11 @@ def fill_random(weight_map: WeightMap, buffers: ParameterBuffers, seed: int) -> 
                 scratch = torch.empty(block.shape, dtype=torch.float32, device=block.device)
                 _draw(scratch, parameter.initial, generator)
                 block.copy_(scratch)
+        done_bytes += flat.nbytes
+        if progress is not None:
+            if flat.is_cuda:  # draws are only queued, and the host is far ahead
+                torch.cuda.current_stream(flat.device).synchronize()
+            progress(done_bytes, total_bytes)
     return parameter_views(weight_map, buffers)
 
 
