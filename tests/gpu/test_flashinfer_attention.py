@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from attrs import evolve
 from tests.support.attention import geometry
 from tests.support.cuda import (
     COMPILED,
@@ -16,6 +17,7 @@ from tests.support.cuda import (
     capacity_here,
     untimed_path,
 )
+from tests.support.room import room_on_device
 
 from trivet.attention.flashinfer.kinds import DecodeKernel
 from trivet.attention.flashinfer.paths import FlashInferPath
@@ -27,6 +29,9 @@ Record = Callable[[str, object], None]
 
 HOPPER_FROM = {64: None, 128: 256, 256: 256}
 """The Hopper kernel of head dim 64 does not come built."""
+
+LARGE_ELEMENTS = 2**31
+"""A cache of as many is beyond what 32-bit offsets reach."""
 
 SHAPES = [
     *(
@@ -78,22 +83,23 @@ def test_equals_float32_attention_in_pure_prefill_and_mixed_steps_beside_nan(
 
 
 @pytest.mark.parametrize(
-    ("decode", "group", "head_dim"),
+    ("decode", "group", "head_dim", "page_size"),
     [
         *(
-            (kernel, group, head_dim)
+            (kernel, group, head_dim, 16)
             for kernel in (PAGED_PREFILL, SPLIT_KV)
-            for group, head_dim in ((5, 128), (6, 256), (7, 64))
+            for group, head_dim in ((4, 128), (5, 128), (6, 256), (7, 64))
         ),
-        (COMPILED, 4, 128),
-        (COMPILED, 6, 256),
+        (COMPILED, 4, 128, 16),
+        (COMPILED, 6, 256, 16),
+        *((kernel, 4, 128, page_size) for kernel in (PAGED_PREFILL, SPLIT_KV, COMPILED) for page_size in (1, 64)),
     ],
     ids=str,
 )
 def test_equals_float32_attention_at_contexts_up_to_32768(
-    decode: DecodeKernel, group: int, head_dim: int, record_property: Record
+    decode: DecodeKernel, group: int, head_dim: int, page_size: int, record_property: Record
 ) -> None:
-    path, capacity = shaped(decode, group, head_dim, Limits(3, 600, 32768, 16))
+    path, capacity = shaped(decode, group, head_dim, Limits(3, 600, 32768, page_size))
     owner = bound_owner(path, capacity)
     errors = []
     for query_lengths, kv_lengths, decodes in (
@@ -106,22 +112,88 @@ def test_equals_float32_attention_at_contexts_up_to_32768(
     record_property("worst_error", max(errors))
 
 
-@pytest.mark.parametrize(("group", "head_dim"), [(4, 128), (5, 128), (6, 256), (7, 64)])
+def far_away(near: PagedRows, caches: tuple[torch.Tensor, torch.Tensor]) -> PagedRows:
+    """The same rows on the last pages of `caches`, which hold nothing else."""
+    pages, last = len(near.cache_keys), len(caches[0]) - 1
+    for cache, source in zip(caches, (near.cache_keys, near.cache_values), strict=True):
+        assert cache[: last + 1 - pages].numel() >= LARGE_ELEMENTS
+        cache[-pages:] = source.flip(0)
+    return evolve(
+        near,
+        batch=evolve(near.batch, page_indices=last - near.batch.page_indices),
+        cache_keys=caches[0],
+        cache_values=caches[1],
+    )
+
+
+def assert_written_alike(near: PagedRows, far: PagedRows) -> None:
+    """The same tokens are on their pages, and nothing is anywhere else on these."""
+    for wanted, cache in ((near.cache_keys, far.cache_keys), (near.cache_values, far.cache_values)):
+        assert torch.equal(cache[-len(wanted) :].flip(0).nan_to_num(7), wanted.nan_to_num(7))
+
+
+@pytest.fixture
+def room() -> Iterator[None]:
+    """Gigabytes of the device's memory."""
+    with room_on_device():
+        yield
+
+
+@pytest.mark.usefixtures("room")
+def test_pages_that_32_bit_offsets_do_not_reach_are_written_and_read_as_near_ones() -> None:
+    """By both kernels that append, all that attend to decode rows, and both that attend to chunks."""
+    from trivet.ops.fused.heads import norm_rotate_append
+
+    group, kv_heads, head_dim, page_size, spare_pages = 4, 8, 128, 16, 700
+    pages = LARGE_ELEMENTS // (page_size * kv_heads * head_dim) + spare_pages
+    still = torch.cat((torch.ones(4096, head_dim // 2), torch.zeros(4096, head_dim // 2)), 1).flatten().cuda()
+    keys, values = (
+        torch.empty(pages, page_size, kv_heads, head_dim, dtype=torch.bfloat16, device="cuda") for _ in range(2)
+    )
+    for decode in (SPLIT_KV, PAGED_PREFILL, COMPILED):
+        path = untimed_path(decode, HOPPER_FROM[head_dim])
+        capacity = capacity_here(path, group, kv_heads, head_dim, Limits(8, 640, 4096, page_size))
+        owner = bound_owner(path, capacity)
+        for query_lengths, kv_lengths, decodes in (
+            ([1] * 4, [4096, 17, 1, 2000], 4),
+            ([1, 1, 40], [4096, 33, 700], 2),
+            ([1, 1, 300], [4096, 33, 700], 2),  # on the Hopper kernel
+        ):
+            near = PagedRows.drawn(capacity, query_lengths, kv_lengths, decodes)
+            far = far_away(near, (keys, values))
+            expected = near.attended_by(owner)
+            near.assert_right(expected)
+            assert torch.equal(far.attended_by(owner), expected), (decode, query_lengths)
+            assert_written_alike(near, far)
+            # As the layers append, where norms and rotations are fused with it; these turn nothing.
+            again = far_away(PagedRows.drawn(capacity, query_lengths, kv_lengths, decodes), (keys, values))
+            projected = torch.cat((again.query, *again.new), 1).flatten(1)
+            places = owner.token_places(projected)
+            norm_rotate_append(projected, group * kv_heads, None, still, head_dim, places, keys, values)
+            assert_written_alike(near, again)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("group", [4, 5, 6, 7])
 def test_equals_the_reference_backend_on_the_same_device(group: int, head_dim: int, record_property: Record) -> None:
+    """On every kernel that serves the shape: pure decode, prefill and mixed steps."""
     limits = Limits(24, 640, 4096, 16)
-    path, capacity = shaped(PAGED_PREFILL, group, head_dim, limits)
-    owner = bound_owner(path, capacity)
+    paths = [untimed_path(kernel, HOPPER_FROM[head_dim]) for kernel, *shape in SHAPES if shape == [group, head_dim]]
+    capacities = [capacity_here(path, group, 2, head_dim, limits) for path in paths]
+    owners = {path.name: bound_owner(path, capacity) for path, capacity in zip(paths, capacities, strict=True)}
+    assert len(owners) == (3 if group in (4, 6) else 2)
     reference = ReferenceOwner.allocate(PlanCapacity(geometry(group, 2, head_dim), limits, STANDARD_TILE), "cuda")
-    worst = 0.0
+    worst = dict.fromkeys(owners, 0.0)
     for number, (query_lengths, kv_lengths, decodes) in enumerate(steps(16)):
-        rows = PagedRows.drawn(capacity, query_lengths, kv_lengths, decodes, seed=number)
-        ours = rows.attended_by(owner)
+        rows = PagedRows.drawn(capacities[0], query_lengths, kv_lengths, decodes, seed=number)
+        ours = {name: rows.attended_by(owner) for name, owner in owners.items()}
         reference.update(rows.batch)
-        theirs = reference.attend(rows.query, rows.cache_keys, rows.cache_values)
-        scale = theirs.float().abs().amax(-1)
-        worst = max(worst, float(((ours.float() - theirs.float()).abs().amax(-1) / scale).max()))
-    record_property("worst_error", worst)
-    assert worst <= 2.5e-2
+        theirs = reference.attend(rows.query, rows.cache_keys, rows.cache_values).float()
+        scale = theirs.abs().amax(-1)
+        for name, out in ours.items():
+            worst[name] = max(worst[name], float(((out.float() - theirs).abs().amax(-1) / scale).max()))
+    record_property("worst_errors", str(worst))
+    assert max(worst.values()) <= 2.5e-2, worst
 
 
 @pytest.mark.parametrize("decode", [PAGED_PREFILL, COMPILED, SPLIT_KV], ids=str)

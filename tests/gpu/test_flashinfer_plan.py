@@ -12,12 +12,15 @@ import torch
 from tests.support.attention import batch_of, geometry
 from tests.support.cuda import (
     COMPILED,
+    FEW_ROWS,
     PAGED_PREFILL,
     SPLIT_KV,
     PagedRows,
     bound_owner,
     capacity_here,
     device_here,
+    few_rows_here,
+    served_path,
     untimed_path,
 )
 
@@ -33,7 +36,28 @@ from trivet.attention.paths import standard_paths
 from trivet.capacity import Limits, PlanCapacity
 from trivet.errors import CapacityExceeded, ConfigError
 
-by_kernel = pytest.mark.parametrize(("decode", "group"), [(PAGED_PREFILL, 5), (COMPILED, 4), (SPLIT_KV, 5)], ids=str)
+KERNELS = [
+    *(
+        (kernel, group, head_dim)
+        for kernel in (PAGED_PREFILL, SPLIT_KV)
+        for group in (4, 5, 6, 7)
+        for head_dim in (64, 128, 256)
+    ),
+    *((COMPILED, group, head_dim) for group in (4, 6) for head_dim in (64, 128, 256)),
+]
+by_kernel = pytest.mark.parametrize(("decode", "group", "head_dim"), KERNELS, ids=str)
+by_kernel_and_page_size = pytest.mark.parametrize(
+    ("decode", "group", "head_dim", "page_size"),
+    [
+        *((*kernel, 16) for kernel in KERNELS),
+        *(
+            (kernel, group, 128, page_size)
+            for kernel, group in ((PAGED_PREFILL, 5), (SPLIT_KV, 5), (COMPILED, 4))
+            for page_size in (1, 64)
+        ),
+    ],
+    ids=str,
+)
 
 
 def bound(decode: DecodeKernel, group: int, limits: Limits, head_dim: int = 128) -> FlashInferOwner:
@@ -56,10 +80,12 @@ def random_step(rng: np.random.Generator, capacity: PlanCapacity) -> StepBatch:
     return attrs.evolve(batch, decode_rows=decodes)
 
 
-@by_kernel
-def test_updates_move_no_pointer_and_allocate_nothing_on_the_device(decode: DecodeKernel, group: int) -> None:
+@by_kernel_and_page_size
+def test_updates_move_no_pointer_and_allocate_nothing_on_the_device(
+    decode: DecodeKernel, group: int, head_dim: int, page_size: int
+) -> None:
     rng = np.random.default_rng(0)
-    owner = bound(decode, group, Limits(16, 512, 4096, 16))
+    owner = bound(decode, group, Limits(16, 512, 4096, page_size), head_dim)
     steps = [random_step(rng, owner.capacity) for _ in range(150)]
     pointers = owner.buffers.pointers()
     torch.cuda.synchronize()
@@ -73,9 +99,11 @@ def test_updates_move_no_pointer_and_allocate_nothing_on_the_device(decode: Deco
     assert owner.buffers.pointers() == pointers
 
 
-@by_kernel
-def test_live_storages_have_the_bytes_that_the_layout_reserves(decode: DecodeKernel, group: int) -> None:
-    owner = bound(decode, group, Limits(16, 512, 4096, 16))
+@by_kernel_and_page_size
+def test_live_storages_have_the_bytes_that_the_layout_reserves(
+    decode: DecodeKernel, group: int, head_dim: int, page_size: int
+) -> None:
+    owner = bound(decode, group, Limits(16, 512, 4096, page_size), head_dim)
     for spec in owner.buffers.layout.specs:
         tensor = owner.buffers[spec.name]
         assert tensor.untyped_storage().nbytes() == spec.bytes
@@ -99,12 +127,13 @@ def test_live_storages_have_the_bytes_that_the_layout_reserves(decode: DecodeKer
 def test_one_past_a_dimension_raises_with_its_name_and_writes_nothing(
     decode: DecodeKernel,
     group: int,
+    head_dim: int,
     dimension: str,
     query_lengths: list[int],
     kv_lengths: list[int],
     changes: dict[str, object],
 ) -> None:
-    owner = bound(decode, group, Limits(2, 8, 12, 4))
+    owner = bound(decode, group, Limits(2, 8, 12, 4), head_dim)
     if dimension == "query_heads":
         changes = {"query_heads": owner.capacity.query_heads + 1}
     owner.update(batch_of(owner.capacity, [2], [7]))
@@ -118,8 +147,8 @@ def test_one_past_a_dimension_raises_with_its_name_and_writes_nothing(
 
 
 @by_kernel
-def test_more_tiles_than_the_capacity_raise_with_that_name(decode: DecodeKernel, group: int) -> None:
-    owner = bound(decode, group, Limits(2, 64, 64, 16))
+def test_more_tiles_than_the_capacity_raise_with_that_name(decode: DecodeKernel, group: int, head_dim: int) -> None:
+    owner = bound(decode, group, Limits(16, 512, 4096, 16), head_dim)
     object.__setattr__(owner.capacity, "tiles", 3)
     with pytest.raises(CapacityExceeded, match="tiles"):
         owner.update(batch_of(owner.capacity, [60, 4], [60, 4]))
@@ -128,12 +157,13 @@ def test_more_tiles_than_the_capacity_raise_with_that_name(decode: DecodeKernel,
 @by_kernel
 @pytest.mark.parametrize("name", ["decode_workspace", "chunk_workspace", "float_workspace"])
 def test_a_workspace_shorter_than_the_library_asks_for_is_refused_at_bind(
-    decode: DecodeKernel, group: int, name: str
+    decode: DecodeKernel, group: int, head_dim: int, name: str
 ) -> None:
+    """A sixty-fourth is too short for any shape: of bounds on threads, few shapes reach more than a part."""
     path = untimed_path(decode)
-    capacity = capacity_here(path, group, 2, 128, Limits(16, 512, 4096, 16))
+    capacity = capacity_here(path, group, 2, head_dim, Limits(16, 512, 4096, 16))
     layout = path.layout(capacity)
-    shorter = layout.with_elements(name, layout.spec(name).elements // 2)
+    shorter = layout.with_elements(name, layout.spec(name).elements // 64)
     with pytest.raises(CapacityExceeded, match=name):
         path.bind(capacity, shorter.allocate("cuda"))
 
@@ -206,11 +236,11 @@ def queued_behind_a_slow_kernel(owner: FlashInferOwner, rows: list[PagedRows]) -
     return outputs, host_s
 
 
-@by_kernel
+@by_kernel_and_page_size
 def test_plans_queued_behind_a_slow_kernel_do_not_wait_and_do_not_overwrite_each_other(
-    decode: DecodeKernel, group: int, record_property
+    decode: DecodeKernel, group: int, head_dim: int, page_size: int, record_property
 ) -> None:
-    owner = bound(decode, group, Limits(8, 512, 2048, 16))
+    owner = bound(decode, group, Limits(8, 512, 2048, page_size), head_dim)
     lengths = [([1] * 8, [100 * (n + 1) + row for row in range(8)], 8) for n in range(3)]
     lengths.append(([1, 1, 300, 64], [900, 30, 1800, 64], 2))
     rows = [PagedRows.drawn(owner.capacity, *step, seed=seed) for seed, step in enumerate(lengths)]
@@ -228,14 +258,15 @@ def test_plans_queued_behind_a_slow_kernel_do_not_wait_and_do_not_overwrite_each
     assert host_s < sleep_s / 4, "planning waited for the device"
 
 
-@by_kernel
+@by_kernel_and_page_size
 def test_the_fences_are_what_keeps_queued_plans_apart(
-    decode: DecodeKernel, group: int, monkeypatch: pytest.MonkeyPatch
+    decode: DecodeKernel, group: int, head_dim: int, page_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    owner = bound(decode, group, Limits(8, 512, 2048, 16))
+    owner = bound(decode, group, Limits(8, 512, 2048, page_size), head_dim)
     # steps alike but for their pages, so that another step's arrays are wrong and yet within the cache
     lengths = [1] * 8, [100 + 16 * row for row in range(8)], 8
-    rows = [PagedRows.drawn(owner.capacity, *lengths, seed=seed, pool_pages=200) for seed in range(4)]
+    pool = max(200, 3200 // page_size)
+    rows = [PagedRows.drawn(owner.capacity, *lengths, seed=seed, pool_pages=pool) for seed in range(4)]
     for step in rows:
         step.assert_right(step.attended_by(owner))
     for staging in owner._staging.sets:
@@ -270,87 +301,122 @@ GRAPH_SHAPES = [
     *(
         (kernel, group, head_dim)
         for kernel in (PAGED_PREFILL, SPLIT_KV)
-        for group, head_dim in ((5, 128), (6, 256), (7, 64))
+        for group, head_dim in ((4, 128), (5, 128), (6, 256), (7, 64))
     ),
-    (COMPILED, 4, 128),
+    *((COMPILED, group, head_dim) for group, head_dim in ((4, 64), (4, 128), (6, 256))),
 ]
+
+
+class CapturedSteps:
+    """Decode steps captured once for each bucket, over one cache whose last page is that of padding rows."""
+
+    def __init__(self, owner: FlashInferOwner, buckets: tuple[int, ...]) -> None:
+        capacity = owner.capacity
+        self.owner, self.buckets, self.context = owner, buckets, capacity.positions
+        self._page_size = capacity.limits.page_size
+        most = max(buckets)
+        self._padding_page = most * self.context // self._page_size
+        self._pages = np.random.default_rng(1).permutation(self._padding_page).reshape(most, -1).tolist()
+
+        def empty(*shape: int) -> torch.Tensor:
+            return torch.empty(shape, dtype=torch.bfloat16, device="cuda")
+
+        heads = (capacity.kv_heads, capacity.head_dim)
+        self._cache = [empty(self._padding_page + 1, self._page_size, *heads) for _ in range(2)]
+        self._query = empty(most, capacity.query_heads, capacity.head_dim)
+        self._new = [empty(most, *heads) for _ in range(2)]
+        self._captured: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
+        for bucket in sorted(buckets, reverse=True):
+            self.prepare(bucket, max(1, bucket - 1), 40, 0)
+            self._run(bucket)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                out = self._run(bucket)
+            owner.note_capture()
+            self._captured[bucket] = graph, out
+
+    def prepare(self, bucket: int, live: int, length: int, seed: int) -> PagedRows:
+        """The step of `live` rows of about `length` tokens and padding rows, planned and in the static buffers."""
+        lengths = [min(self.context, length + 37 * row) for row in range(live)]
+        held = [row[: -(-n // self._page_size)] for row, n in zip(self._pages, lengths, strict=False)]
+        padding = bucket - live
+        rows = PagedRows.drawn(
+            self.owner.capacity,
+            [1] * bucket,
+            lengths + [1] * padding,
+            bucket,
+            seed,
+            pages=held + [[self._padding_page]] * padding,
+            pool_pages=self._padding_page,
+        )
+        for ours, theirs in zip(self._cache, (rows.cache_keys, rows.cache_values), strict=True):
+            ours.copy_(theirs)
+        self._query[:bucket].copy_(rows.query)
+        for ours, theirs in zip(self._new, rows.new, strict=True):
+            ours[:bucket].copy_(theirs)
+        self.owner.update(rows.batch)
+        return rows
+
+    def assert_right(self, lengths: tuple[int, ...]) -> float:
+        """Replays of all buckets, with and without padding rows, are right and as eager; returns the worst error."""
+        errors = []
+        for number, length in enumerate(lengths):
+            for bucket in self.buckets if number % 2 else reversed(self.buckets):
+                live = max(1, bucket - number % 4)
+                rows = self.prepare(bucket, live, length, number)
+                graph, out = self._captured[bucket]
+                graph.replay()
+                torch.cuda.synchronize()
+                live_rows = attrs.evolve(
+                    rows,
+                    batch=attrs.evolve(rows.batch, query_lengths=[1] * live, kv_lengths=rows.batch.kv_lengths[:live]),
+                    query=rows.query[:live],
+                    keys=rows.keys[:live],
+                    values=rows.values[:live],
+                )
+                errors.append(live_rows.assert_right(out[:live]))
+                replayed = out[:live].clone()
+                graph.replay()
+                assert torch.equal(out[:live], replayed), "two replays of one plan differ"
+                assert torch.equal(self._run(bucket)[:live], replayed), "a replay and an eager run of one plan differ"
+        return max(errors)
+
+    def _run(self, bucket: int) -> torch.Tensor:
+        self.owner.append(self._new[0][:bucket], self._new[1][:bucket], *self._cache)
+        return self.owner.attend(self._query[:bucket], *self._cache)
 
 
 @pytest.mark.parametrize(("decode", "group", "head_dim"), GRAPH_SHAPES, ids=str)
 def test_graphs_captured_once_per_bucket_stay_right_as_contexts_grow(
     decode: DecodeKernel, group: int, head_dim: int, record_property
 ) -> None:
-    buckets, context, page_size = (4, 8), 8192, 16
-    owner = bound(decode, group, Limits(8, 64, context, page_size), head_dim)
-    capacity = owner.capacity
-    pages = np.random.default_rng(1).permutation(7 * context // page_size).reshape(7, -1).tolist()
-    padding_page = 7 * context // page_size
-    whole = PagedRows.drawn(capacity, [1] * 7, [context] * 7, 7, pages=pages, pool_pages=padding_page)
-    cache = [whole.cache_keys, whole.cache_values]
-    query = torch.empty(8, capacity.query_heads, head_dim, dtype=torch.bfloat16, device="cuda")
-    new = [torch.empty(8, capacity.kv_heads, head_dim, dtype=torch.bfloat16, device="cuda") for _ in range(2)]
-
-    def prepare(bucket: int, live: int, length: int, seed: int) -> PagedRows:
-        """The step of `live` rows of about `length` tokens and padding rows, planned and in the static buffers."""
-        lengths = [min(context, length + 37 * row) for row in range(live)]
-        held = [row[: -(-n // page_size)] for row, n in zip(pages, lengths, strict=False)]
-        padding = bucket - live
-        rows = PagedRows.drawn(
-            capacity,
-            [1] * bucket,
-            lengths + [1] * padding,
-            bucket,
-            seed,
-            pages=held + [[padding_page]] * padding,
-            pool_pages=padding_page,
-        )
-        for ours, theirs in zip(cache, (rows.cache_keys, rows.cache_values), strict=True):
-            ours.copy_(theirs)
-        query[:bucket].copy_(rows.query)
-        for ours, theirs in zip(new, rows.new, strict=True):
-            ours[:bucket].copy_(theirs)
-        owner.update(rows.batch)
-        return rows
-
-    def run(bucket: int) -> torch.Tensor:
-        owner.append(new[0][:bucket], new[1][:bucket], *cache)
-        return owner.attend(query[:bucket], *cache)
-
-    captured: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
-    for bucket in reversed(buckets):
-        prepare(bucket, bucket - 1, 40, 0)
-        run(bucket)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            out = run(bucket)
-        owner.note_capture()
-        captured[bucket] = graph, out
+    owner = bound(decode, group, Limits(8, 64, 8192, 16), head_dim)
+    steps = CapturedSteps(owner, (4, 8))
     pointers = owner.buffers.pointers()
-    errors = []
-    for number, length in enumerate((1, 15, 16, 17, 100, 513, 2000, 4096, 6000, context)):
-        for bucket in buckets if number % 2 else reversed(buckets):
-            live = max(1, bucket - 1 - number % 3)
-            rows = prepare(bucket, live, length, number)
-            graph, out = captured[bucket]
-            graph.replay()
-            torch.cuda.synchronize()
-            live_rows = attrs.evolve(
-                rows,
-                batch=attrs.evolve(rows.batch, query_lengths=[1] * live, kv_lengths=rows.batch.kv_lengths[:live]),
-                query=rows.query[:live],
-            )
-            errors.append(live_rows.assert_right(out[:live]))
-            replayed = out.clone()
-            assert torch.equal(replayed[:live], run(bucket)[:live]), "a replay and an eager run of one plan differ"
+    record_property("worst_error", steps.assert_right((1, 15, 16, 17, 100, 513, 2000, 4096, 6000, steps.context)))
     assert owner.buffers.pointers() == pointers
-    record_property("worst_error", max(errors))
     # the plan of a bucket that would not replay is refused
     captures = owner._captures._keys
     captures[4] = (*captures[4][:-1], captures[4][-1] + 1)
-    prepare(8, 7, 100, 0)
+    steps.prepare(8, 7, 100, 0)
     with pytest.raises(PlanMismatch, match="4 rows"):
-        prepare(4, 3, 100, 0)
+        steps.prepare(4, 3, 100, 0)
+
+
+@pytest.mark.parametrize(("group", "head_dim"), FEW_ROWS)
+def test_graphs_on_both_sides_of_every_threshold_of_few_rows_stay_right_as_contexts_grow(
+    group: int, head_dim: int, record_property
+) -> None:
+    """One owner captures all buckets on the kernels that the committed table gives each, as a runtime does."""
+    few = few_rows_here(group, head_dim)
+    path = served_path(group, 2, head_dim)
+    buckets = tuple(sorted({each.rows + beyond for each in few for beyond in (0, 1)}))
+    owner = bound_owner(path, capacity_here(path, group, 2, head_dim, Limits(buckets[-1], 64, 32768, 16)))
+    steps = CapturedSteps(owner, buckets)
+    pointers = owner.buffers.pointers()
+    record_property("worst_error", steps.assert_right((1, 17, 513, 4096, 20001, steps.context)))
+    assert owner.buffers.pointers() == pointers
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])

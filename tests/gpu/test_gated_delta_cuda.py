@@ -14,6 +14,7 @@ import pytest
 import torch
 from attrs import evolve
 from tests.support.delta import DEVICE, PUBLISHED, DeltaLayer, apart, build_kernels
+from tests.support.room import room_on_device
 
 from trivet.caches.state import StateCut
 from trivet.capacity.fused import MOST_FUSED_TAPS
@@ -39,6 +40,8 @@ BLOCKS = [(8, 1), (32, 2), (128, 8)]
 """Columns and warps by which no state is served."""
 OTHER_SCAN = {"BLOCK_V": 32, "num_warps": 4, "num_stages": 2}
 """A configuration of the scan that does not serve."""
+FAR_ELEMENTS = 2**31 if ON_DEVICE else 2**16
+"""Of a pool's states, before the slots that are used: on a device more than 32-bit offsets reach."""
 LENGTHS = [[1], [63], [64], [65], [128], [1, 65, 2, 64, 130, 63, 1], *([[8192], [8192, 5, 1]] if ON_DEVICE else [])]
 SERVED_DTYPE = torch.bfloat16 if ON_DEVICE else torch.float16
 """The interpreter cuts bfloat16 off instead of rounding it, and multiplies matrices of it wrongly."""
@@ -55,6 +58,13 @@ def built() -> Iterator[None]:
         with ProcessPoolExecutor(len(BUILT), mp_context=multiprocessing.get_context("spawn")) as compilers:
             list(compilers.map(build_kernels, *zip(*BUILT, strict=True)))
     yield
+
+
+@pytest.fixture
+def room() -> Iterator[None]:
+    """Gigabytes of the device's memory."""
+    with room_on_device():
+        yield
 
 
 @pytest.fixture
@@ -273,6 +283,48 @@ def test_a_token_gives_the_same_by_either_kernel_up_to_rounding() -> None:
     chunked = other.chunks(projected, slots, PackedRows([1] * 4, DEVICE).table(0))
     assert apart(chunked, out.double()) <= FURTHEST[SERVED_DTYPE]
     assert torch.equal(layer.tails, other.tails)
+
+
+def far_away(near: DeltaLayer) -> tuple[DeltaLayer, int]:
+    """The same layer over a pool in whose last slots are those of `near`, and the number of the first of these.
+
+    A slot's state and tail lie side by side, so that one pool of memory puts both kinds far away.
+    """
+    recurrent, dtype, count = near.recurrent, near.tails.dtype, len(near.states)
+    state, tail = math.prod(recurrent.state_shape), math.prod(recurrent.tail_shape)
+    in_one = torch.float32.itemsize // dtype.itemsize
+    apart_by = state + math.ceil(tail / in_one)
+    first = math.ceil(FAR_ELEMENTS / apart_by)
+    pool = torch.empty((first + count) * apart_by, device=DEVICE)
+    states = pool.as_strided((first + count, *recurrent.state_shape), (apart_by, *near.states.stride()[1:]))
+    tails = pool.view(dtype).as_strided(
+        (first + count, *recurrent.tail_shape), (in_one * apart_by, *near.tails.stride()[1:]), in_one * state
+    )
+    states[first:], tails[first:] = near.states, near.tails
+    return evolve(near, states=states, tails=tails), first
+
+
+@pytest.mark.usefixtures("room")
+@pytest.mark.parametrize("kernels", ["decode", "chunks"])
+def test_slots_and_snapshots_that_32_bit_offsets_do_not_reach_take_the_bits_of_near_ones(kernels: str) -> None:
+    lengths = [130, 3, 66]
+    near = DeltaLayer.drawn(SMALL, len(lengths), SERVED_DTYPE, seed=12)
+    far, first = far_away(near)
+    slots, outs = near.some_slots(len(lengths)), []
+    spare = next(slot for slot in range(near.padding_slot) if slot not in slots.tolist())
+    if kernels == "decode":
+        slots = torch.cat((slots, torch.tensor([near.padding_slot], device=DEVICE)))
+        projected = near.projected(len(slots))
+        outs = [layer.decode(projected, slots + shift) for layer, shift in ((near, 0), (far, first))]
+    else:
+        projected = near.projected(sum(lengths))
+        for layer, shift in ((near, 0), (far, first)):
+            # A slot that no row has is the snapshot.
+            rows = PackedRows(lengths, DEVICE, cuts=[StateCut(0, 65, shift + spare)])
+            outs.append(layer.chunks(projected, slots + shift, rows.table(0), (layer.states, layer.tails)))
+    assert torch.equal(*outs)
+    assert torch.equal(far.states[first:], near.states)
+    assert torch.equal(far.tails[first:], near.tails)
 
 
 @pytest.mark.parametrize("recurrent", [*CHUNKED, UNEVEN], ids=lambda g: f"{g.key_dim}-{g.value_dim}")

@@ -1,4 +1,7 @@
-"""What the split-KV kernel alone promises: bits that depend on the row alone, and lengths read on the device."""
+"""What the split-KV kernel alone promises: bits that depend on the row alone, and lengths read on the device.
+
+And that it is right where the committed table has it serve steps of few rows beside another kernel.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,16 @@ import numpy as np
 import pytest
 import torch
 from tests.support.attention import batch_of
-from tests.support.cuda import SPLIT_KV, PagedRows, bound_owner, capacity_here, untimed_path
+from tests.support.cuda import (
+    FEW_ROWS,
+    SPLIT_KV,
+    PagedRows,
+    bound_owner,
+    capacity_here,
+    few_rows_here,
+    served_path,
+    untimed_path,
+)
 
 from trivet.attention.flashinfer.owner import FlashInferOwner
 from trivet.attention.flashinfer.paths import FlashInferPath
@@ -17,6 +29,10 @@ from trivet.capacity import Limits
 
 LENGTHS = [1, 16, 17, 127, 128, 129, 511, 512, 513, 700, 1000, 2047, 4095, 4096, 33, 8192]
 SHAPES = [(5, 128), (6, 256), (7, 64)]
+EDGES = [32768, 1, 16, 17, 63, 64, 65, 127, 128, 129, 255, 257, 1023, 1024, 1025, 2047, 4097, 20001, 8192]
+"""Contexts around the pages, tiles and splits of every committed shape, and long ones."""
+PUBLISHED_KV_HEADS = {128: 8, 256: 4}
+"""By head dim, of the models that the table was made for."""
 by_shape = pytest.mark.parametrize(("group", "head_dim"), SHAPES, ids=str)
 
 
@@ -129,3 +145,40 @@ def test_an_empty_row_gives_zeros() -> None:
     out = owner.attend(rows.query, rows.cache_keys, rows.cache_values)
     assert not out[0].any()
     assert torch.equal(out[2], expected[2])
+
+
+@pytest.mark.parametrize(("group", "head_dim"), FEW_ROWS)
+def test_steps_of_few_rows_are_right_on_both_sides_of_every_committed_threshold(
+    group: int, head_dim: int, record_property
+) -> None:
+    """Through the path that serves, one owner for all: NaN lies in padding and free pages and behind contexts."""
+    from trivet.attention.flashinfer.split_kv import SplitKv
+
+    few = few_rows_here(group, head_dim)
+    kv_heads = PUBLISHED_KV_HEADS.get(head_dim, 2)
+    path = served_path(group, kv_heads, head_dim)
+    capacity = capacity_here(path, group, kv_heads, head_dim, Limits(few[-1].rows + 3, 640, 32768, 16))
+    assert path.choice(capacity).few_rows == few
+    owner = bound_owner(path, capacity)
+    errors = []
+
+    def serve(lengths: list[int], chunks: list[tuple[int, int]], seed: int) -> None:
+        decodes = len(lengths)
+        rows = PagedRows.drawn(
+            capacity,
+            [1] * decodes + [tokens for tokens, _ in chunks],
+            lengths + [length for _, length in chunks],
+            decodes,
+            seed,
+        )
+        out = rows.attended_by(owner)
+        served_by = owner._step.parts[0].kernel
+        assert isinstance(served_by, SplitKv) == (decodes <= few[-1].rows)
+        errors.append(rows.assert_right(out))
+        assert torch.equal(rows.attended_by(owner), out), f"two runs of {decodes} rows differ"
+
+    for rows in sorted({1, *(each.rows + beyond for each in few for beyond in (0, 1))}):
+        serve(EDGES[:rows], [], rows)
+        serve(EDGES[::-1][:rows], [], rows)
+        serve(EDGES[::-1][:rows], [(1, 33), (300, 2000)], rows)
+    record_property("worst_error", max(errors))

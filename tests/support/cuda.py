@@ -6,17 +6,19 @@ import itertools
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 import torch
 from attrs import frozen
 from tests.support.attention import geometry
 from tests.support.flashinfer import flashinfer_capacity
 from torch import Tensor
 
-from trivet.attention import StepBatch
-from trivet.attention.flashinfer.kinds import DecodeKernel, LongChunks
+from trivet.attention import PathRequest, StepBatch, select_path
+from trivet.attention.flashinfer.kinds import DecodeKernel, FewRows, LongChunks
 from trivet.attention.flashinfer.owner import FlashInferOwner
 from trivet.attention.flashinfer.paths import FlashInferPath
 from trivet.attention.flashinfer.speeds import HeadDimSpeeds, SpeedTable
+from trivet.attention.paths import standard_paths
 from trivet.capacity import DeviceProfile, Limits, PlanCapacity
 from trivet.dtypes import as_torch
 
@@ -24,6 +26,13 @@ COMPILED, PAGED_PREFILL, SPLIT_KV = DecodeKernel.COMPILED, DecodeKernel.PAGED_PR
 QUERY_SCALE = 2.0
 """Makes attention peaked, so that a wrong page or position shows."""
 TOLERANCE = {torch.bfloat16: 1.5e-2, torch.float16: 3e-3}
+
+FEW_ROWS = [
+    (group, head_dim)
+    for head_dim, speeds in SpeedTable.committed().devices["h200"].items()
+    for group in speeds.few_rows
+]
+"""Group sizes and head dims whose steps of few rows are committed to the split-KV kernel."""
 
 
 def device_here() -> DeviceProfile:
@@ -36,6 +45,23 @@ def untimed_path(decode: DecodeKernel, hopper_from: int | None = None) -> FlashI
     one = HeadDimSpeeds((), {}, None if hopper_from is None else LongChunks(hopper_from, hopper_from))
     name = device_here().name.lower()
     return FlashInferPath(decode, SpeedTable({name: dict.fromkeys((64, 128, 256), one)}), forced=True)
+
+
+def served_path(group: int, kv_heads: int, head_dim: int, page_size: int = 16) -> FlashInferPath:
+    """The path that serves bfloat16 on this machine's device, with what the committed table says of it."""
+    need = PathRequest(geometry(group, kv_heads, head_dim), device_here(), "bfloat16", "tuned", page_size)
+    path = select_path(standard_paths(), need).path
+    assert isinstance(path, FlashInferPath)
+    return path
+
+
+def few_rows_here(group: int, head_dim: int) -> tuple[FewRows, ...]:
+    """What the committed table says of steps of few rows on this machine's device; skips the test if nothing."""
+    speeds = SpeedTable.committed().of(device_here(), head_dim)
+    few = speeds.few_rows.get(group, ()) if speeds is not None else ()
+    if not few:
+        pytest.skip(f"the speed table says nothing of few rows on {device_here().name} at this shape")
+    return few
 
 
 def capacity_here(
