@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         PluginError,
         RequestRejected,
         RuntimeDown,
+        StepFailed,
         TrivetError,
         UnusableLogits,
     )
@@ -59,6 +60,7 @@ __all__ = [
     "PluginError",
     "RequestRejected",
     "RuntimeDown",
+    "StepFailed",
     "TrivetError",
     "UnusableLogits",
     # writing plugins
@@ -82,6 +84,7 @@ _HOME = {
     "RequestRejected": "trivet.errors",
     "Runtime": "trivet.runtime.runtime",
     "RuntimeDown": "trivet.errors",
+    "StepFailed": "trivet.errors",
     "Sampling": "trivet.sampling.params",
     "StepReport": "trivet.runtime.step",
     "Timings": "trivet.runtime.results",

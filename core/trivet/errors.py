@@ -59,5 +59,9 @@ class AccountingError(TrivetError, RuntimeError):
     """Pages, slots or steps were accounted wrongly: a fault in Trivet itself, never in a request."""
 
 
+class StepFailed(TrivetError, RuntimeError):
+    """The step that computed a request raised something that is no `TrivetError`: that is the ``__cause__``."""
+
+
 class RuntimeDown(TrivetError):
     """The runtime was closed, or a fault left its device unusable. No further call will succeed."""

@@ -187,3 +187,20 @@ def test_a_version_that_is_not_the_tested_one_is_named_with_what_it_costs(monkey
     assert len(lines) == 2
     for line in lines:
         assert "0.5.0: " in line and "only " in line and "pip install 'trivet[cuda]'" in line
+
+
+@pytest.mark.parametrize("built", [False, True])
+def test_a_device_whose_triton_kernels_have_no_compiler_is_told_so(
+    built: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from trivet.cli import environment
+
+    monkeypatch.setattr(environment, "_version", lambda name: "3.6.0")
+    monkeypatch.setattr(environment, "_sees_device", lambda: True)
+    monkeypatch.setattr("trivet.installed.util.find_spec", lambda name: object())
+    monkeypatch.setattr("trivet.installed._refused_by_triton", lambda: None if built else "RuntimeError: no compiler")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    triton = environment._triton()
+    assert triton.found == "3.6.0" and "install gcc" in triton.note
+    assert ("only kernels that are in its cache" if built else "kernels written in it are not used") in triton.note

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -116,6 +118,46 @@ def test_pages_take_exactly_what_the_budget_leaves(left_pages: int) -> None:
         assert ledger.line(KV_LINE).bytes == (pages + 1) * 400
     with pytest.raises(trivet.MemoryBudgetError, match="1 bytes too"):
         reserve(lines, kv_layout_of, budget_bytes=1000 + 799, kv_pages=None, most_pages=None)
+
+
+@pytest.mark.parametrize("device", ["cpu", "h200"])
+def test_the_lines_of_recurrent_state_say_the_bytes_of_one_and_where_the_number_comes_from(
+    device: str, tmp_path: Path
+) -> None:
+    make_qwen35(tmp_path)
+
+    def lines(memory_bytes: int, **settings: int) -> tuple[LedgerLine, LedgerLine]:
+        plan = trivet.plan_memory(tmp_path, device=device, device_memory_bytes=memory_bytes, limits=LIMITS, **settings)
+        return plan.line("recurrent state"), plan.line("snapshots")
+
+    ample, fixed = 8 * 2**30, trivet.plan_memory(tmp_path, device=device, limits=LIMITS, snapshot_bytes=0)
+    fixed_bytes = sum(line.bytes for line in fixed.items if line.name != KV_LINE)
+    state, snapshots = lines(ample, snapshot_stride=8)
+    one = state.bytes // (LIMITS.max_requests + 1)
+    assert state.source == f"{LIMITS.max_requests} slots of {one} bytes, and {one} bytes for padding rows"
+    wanted = 8 * LIMITS.max_requests + 32
+    assert snapshots.bytes == wanted * one
+    assert snapshots.source == (
+        f"{wanted} snapshots of {one} bytes, 8 for each of {LIMITS.max_requests} requests and 32 more, "
+        "at multiples of 8 tokens"
+    )
+    given = 5 * one + one // 2
+    _, snapshots = lines(ample, snapshot_stride=8, snapshot_bytes=given)
+    assert snapshots.bytes == 5 * one
+    assert snapshots.source == (
+        f"5 snapshots of {one} bytes, as many as {given} bytes hold (snapshot_bytes), at multiples of 8 tokens"
+    )
+    tight = math.ceil((fixed_bytes + 41 * one) / 0.9)
+    _, snapshots = lines(tight, snapshot_stride=8)
+    found = re.fullmatch(
+        rf"(\d+) snapshots of {one} bytes, as many as (\d+) bytes hold \(1/4 of what is left of the memory budget\), "
+        "at multiples of 8 tokens",
+        snapshots.source,
+    )
+    assert found is not None, snapshots.source
+    count, share = int(found[1]), int(found[2])
+    assert count == 10 == share // one and snapshots.bytes == count * one
+    assert lines(ample, snapshot_bytes=0)[1].source == "hybrid prefix caching is off"
 
 
 def test_explicit_pages_that_do_not_fit_are_refused() -> None:

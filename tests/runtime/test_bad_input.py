@@ -366,3 +366,16 @@ def test_a_path_that_no_file_system_takes_is_refused() -> None:
 def test_an_array_without_dimensions_is_no_list_of_stops(field: str, value: Any) -> None:
     with pytest.raises(trivet.RequestRejected, match=field):
         trivet.Sampling(**{field: value})
+
+
+def test_text_that_cannot_fit_is_refused_before_it_is_encoded(
+    text_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with trivet.Runtime.load(text_checkpoint, device="cpu", limits=LIMITS, autostart=False) as runtime:
+        assert runtime.tokenizer is not None
+        fits = "a" * (LIMITS.max_context - 1)
+        assert runtime.generate([fits], trivet.Sampling(max_new_tokens=1))[0].prompt_tokens == len(fits)
+        monkeypatch.setattr(type(runtime.tokenizer), "encode", lambda *_: pytest.fail("it was encoded"))
+        for ask in (runtime.submit, runtime.score, runtime.stream, lambda text: runtime.generate([text])):
+            with pytest.raises(trivet.RequestRejected, match=r"1000000 characters, more than 64 tokens"):
+                ask("x" * 1_000_000)

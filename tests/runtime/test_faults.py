@@ -178,6 +178,36 @@ def test_a_failed_score_raises_its_cause(family_checkpoint: Path, monkeypatch: p
         assert_at_rest(runtime)
 
 
+def test_each_reader_of_a_failed_step_raises_an_error_of_its_own_that_names_the_cause(
+    family_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cause = ValueError("once")
+    with trivet.Runtime.load(family_checkpoint, device="cpu", limits=LIMITS, autostart=False) as runtime:
+        owner = next(iter(runtime._engine.owners.values()))
+        streams = [runtime.stream([1, 2, 3], SAMPLING) for _ in range(2)]
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, "attend", FailsOnce(owner.attend, 1, cause))
+            runtime.step()
+        raised = []
+        for stream in streams:
+            with pytest.raises(trivet.StepFailed, match="ValueError: once") as failure:
+                next(stream)
+            assert failure.value.__cause__ is cause is stream.request.completion.error
+            raised.append(failure.value)
+        assert raised[0] is not raised[1]
+
+
+def test_readers_of_a_runtime_that_is_closed_raise_errors_of_their_own(family_checkpoint: Path) -> None:
+    with trivet.Runtime.load(family_checkpoint, device="cpu", limits=LIMITS, autostart=False) as runtime:
+        streams = [runtime.stream([1, 2, 3], SAMPLING) for _ in range(2)]
+    raised = []
+    for stream in streams:
+        with pytest.raises(trivet.RuntimeDown, match="closed") as failure:
+            next(stream)
+        raised.append(failure.value)
+    assert raised[0] is not raised[1]
+
+
 @pytest.mark.parametrize("autostart", [False, True])
 def test_a_lost_device_turns_the_runtime_down_and_every_call_says_so(
     autostart: bool, family_checkpoint: Path, monkeypatch: pytest.MonkeyPatch

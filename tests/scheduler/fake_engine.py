@@ -149,7 +149,8 @@ class World:
         step = self.in_flight.popleft()
         if error is not None:
             return self.scheduler.fail(step.plan, error)
-        chosen = {r: ending for r in step.plan.sampling_requests if (ending := endings(r)) is not None}
+        sampling = [step.plan.requests[row] for row in step.plan.sampling_rows]
+        chosen = {request: ending for request in sampling if (ending := endings(request)) is not None}
         return self.scheduler.complete(step.plan, step.new_tokens, chosen)
 
     def step(self, **how: object) -> StepPlan | None:
@@ -317,6 +318,9 @@ def audit(world: World) -> None:
     assert counters["requests_failed"] == sum(request.finish_reason == "error" for request in requests)
     assert counters["requests_cancelled"] == sum(request.finish_reason == "cancelled" for request in requests)
     assert counters["prefix_hit_tokens"] == sum(request.cached_tokens for request in requests)
+    looked_up = [r for r in requests if r.admitted_s is not None and r.kind == "generate"]
+    caching = prefix is not None and prefix.enabled
+    assert counters["prefix_prompt_tokens"] == caching * sum(request.prompt_tokens for request in looked_up)
     assert counters["steps"] == len(world.steps)
     for request in done:
         if not request.in_flight:

@@ -11,7 +11,7 @@ from tests.scheduler.fake_engine import World, audit, random_prompts, solo_run
 
 from trivet.capacity import Limits
 from trivet.errors import ConfigError
-from trivet.scheduler import Ending
+from trivet.scheduler import Ending, Status
 
 
 def prompt_of(seed: int, tokens: int) -> list[int]:
@@ -49,6 +49,30 @@ def test_an_immediate_rerun_hits_up_to_the_last_grain(  # type: ignore[no-untype
     assert again.cached_tokens == (len(prompt) - 1) // grain * grain
     assert world.scheduler.counters()["prefix_hit_tokens"] == before + again.cached_tokens
     assert again.new_token_ids == first.new_token_ids == solo_run(prompt, new_tokens)
+
+
+@pytest.mark.parametrize("snapshots", [None, 4])
+def test_a_prompt_is_counted_as_looked_up_once_however_long_it_waits_to_be_admitted(snapshots: int | None) -> None:
+    world = World.of(Limits(2, 8, 64, 4), 16, snapshots=snapshots)
+    prompt = prompt_of(1, 21)
+
+    def counted() -> tuple[int, int]:
+        counters = world.scheduler.counters()
+        return counters["prefix_hit_tokens"], counters["prefix_prompt_tokens"]
+
+    assert counted() == (0, 0)
+    world.serve(prompt, 4)
+    assert counted() == (0, 21)
+    world.submit(prompt_of(2, 30), 20)  # 13 pages of the 16
+    world.step()
+    waiting = world.submit(prompt, 20)
+    for _ in range(4):
+        world.step()
+    assert waiting.admitted_s is None and counted() == (0, 51)
+    world.drain(audited=True)
+    assert counted() == (waiting.cached_tokens, 72)
+    world.serve(prompt, kind="score")
+    assert counted() == (waiting.cached_tokens, 72), "a score is not looked up"
 
 
 @pytest.mark.parametrize("step_tokens", [1, 5, 64])
@@ -312,3 +336,20 @@ def test_pages_of_a_running_request_survive_clear() -> None:
     assert running.new_token_ids == solo_run(prompt, 20)
     assert world.pool.free_count == 40
     assert world.serve(prompt, 1).cached_tokens == 0
+
+
+def test_a_request_that_waits_for_pages_is_let_in_by_a_snapshot_of_what_it_shares() -> None:
+    world = World.of(Limits(4, 64, 64, 4), 20, snapshots=2, cuts_inside=True)
+    prompt = prompt_of(2, 33)
+    world.serve(prompt, 1)
+    for seed in (3, 4):  # these take the snapshots over, and its pages stay
+        world.serve(prompt_of(seed, 5), 1)
+    running, waiting = world.submit(prompt, 24), world.submit(prompt, 24)  # 14 pages each, 20 if they share 8
+    world.step()
+    assert (running.status, waiting.status) == (Status.RUNNING, Status.WAITING)
+    world.step()
+    world.step()
+    assert waiting.status is Status.RUNNING and waiting.cached_tokens == 32
+    world.drain()
+    audit(world)
+    assert running.new_token_ids == waiting.new_token_ids == solo_run(prompt, 24)

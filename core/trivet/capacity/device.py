@@ -48,6 +48,12 @@ class DeviceProfile:
     compute_capability: tuple[int, int] | None = field(default=None, converter=_pair)
     present: bool = False
 
+    @property
+    def launches_dependent(self) -> bool:
+        """Whether a kernel can be launched while the one before it in the stream still runs, and waits for that one's
+        results on the device (programmatic dependent launch, from compute capability 9.0 on)."""
+        return self.compute_capability is not None and self.compute_capability >= (9, 0)
+
     @classmethod
     def named(cls, name: str, memory_bytes: int | None = None) -> DeviceProfile:
         """The shipped profile `name`, or this machine's CPU for ``"cpu"``.

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from trivet.attention.flashinfer.library import DISTRIBUTION, missing_library
 from trivet.capacity.fused import CHUNK_DISTRIBUTION, missing_fla
+from trivet.installed import missing_c_compiler, missing_triton
 
 
 @frozen
@@ -47,7 +48,7 @@ def _parts() -> Iterator[Part]:
     yield _tested(
         "fla", CHUNK_DISTRIBUTION, missing_fla(), "recurrent layers on CUDA run on plain torch, which is slower"
     )
-    yield _distribution("Triton", "triton", "kernels written in it are not used")
+    yield _triton()
     yield _compiler()
     yield _distribution("transformers", "transformers", "families that are checked against it have no numerics tier")
 
@@ -66,6 +67,27 @@ def _torch() -> Iterator[Part]:
         yield Part("CUDA", None, "models run on the CPU: this torch is built without CUDA")
     else:
         yield Part("CUDA", None, f"models run on the CPU: torch for CUDA {torch.version.cuda} sees no device")
+
+
+def _triton() -> Part:
+    cost = "kernels written in it are not used"
+    found = _distribution("Triton", "triton", cost)
+    if found.found is None or not _sees_device():
+        return found
+    missing, compiler = missing_triton(), missing_c_compiler()
+    if missing is not None:
+        return evolve(found, note=f"{missing}; without it {cost}")
+    if compiler is not None:
+        return evolve(found, note=f"only kernels that are in its cache can be launched, since {compiler}")
+    return found
+
+
+def _sees_device() -> bool:
+    try:
+        import torch
+    except Exception:  # said by `_torch`
+        return False
+    return torch.cuda.is_available()
 
 
 def _tested(name: str, distribution: str, missing: str | None, cost: str) -> Part:

@@ -48,8 +48,3 @@ CHECKS: tuple[Check, ...] = (
 )
 """Ids are unique. The narrow promises come before the broad ones, which fail too where a narrow one does not hold: what
 fails first names the cause best."""
-
-
-def check_by_id(id: str) -> Check | None:
-    """The check of that id, or None."""
-    return next((check for check in CHECKS if check.id == id), None)

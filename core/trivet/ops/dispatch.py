@@ -1,27 +1,28 @@
-"""Where the fused kernels are used: on CUDA tensors of the half-precision dtypes, if Triton is installed."""
+"""Where the fused kernels are used: on CUDA tensors of the half-precision dtypes, if Triton can be used."""
 
 from __future__ import annotations
 
 from functools import cache
-from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from trivet.capacity.fused import FUSED_DTYPES
 from trivet.errors import ConfigError
+from trivet.installed import missing_triton
 
 if TYPE_CHECKING:
     from trivet.ops.fused.matmul import SmallBatchMatmul
     from trivet.ops.fused.pinned import PinnedMatmul
 
-FUSED_DTYPES = (torch.bfloat16, torch.float16)
+FUSED_TORCH_DTYPES = tuple(getattr(torch, name) for name in FUSED_DTYPES)
 
 
 @cache
 def _kernels() -> ModuleType | None:
-    if find_spec("triton") is None:
+    if missing_triton() is not None:
         return None
     from trivet.ops.fused import kernels
 
@@ -33,7 +34,7 @@ def fused_kernels(x: Tensor) -> ModuleType | None:
 
     The kernels cannot be differentiated through.
     """
-    return _kernels() if x.is_cuda and x.dtype in FUSED_DTYPES and not x.requires_grad else None
+    return _kernels() if x.is_cuda and x.dtype in FUSED_TORCH_DTYPES and not x.requires_grad else None
 
 
 def small_batch_matmul(weight: Tensor, *, gated: bool = False) -> SmallBatchMatmul | None:
@@ -61,7 +62,7 @@ def pinned_matmul(weight: Tensor) -> PinnedMatmul:
         raise ConfigError(
             f"numeric_policy='pinned': no matrix product here keeps rows independent of each other for a "
             f"{'' if weight.is_contiguous() else 'strided '}weight in {dtype} on {weight.device}; expected contiguous "
-            "bfloat16 or float16 on a CUDA device, with Triton installed; use numeric_policy='tuned'"
+            "bfloat16 or float16 on a CUDA device where Triton works; use numeric_policy='tuned'"
         )
     product: PinnedMatmul = kernels.PinnedMatmul(weight, dependent=kernels.device_table(weight.device).dependent_launch)
     return product

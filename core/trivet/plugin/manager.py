@@ -57,6 +57,22 @@ class PluginManager:
         given = ((FAMILIES, families), (BACKENDS, backends), (OBSERVERS, observers))
         return cls([Plugin.of(group, name, o) for group, named in given for name, o in (named or {}).items()])
 
+    def observed_by(self, observers: Sequence[object]) -> PluginManager:
+        """The same plugins and, behind them, objects that observe the steps of one runtime.
+
+        Raises:
+            PluginError: one of them does not implement the hook of step observers.
+        """
+        named = [Plugin.of(OBSERVERS, type(observer).__name__, observer) for observer in observers]
+        for plugin in named:
+            plugin.load()
+        return PluginManager((*self._plugins, *named), self.unmatched)
+
+    @property
+    def failed_observers(self) -> int:
+        """Step observers that failed, and are not called again."""
+        return sum(plugin.record.status == "failed" for plugin in self._of(OBSERVERS))
+
     @property
     def records(self) -> tuple[PluginRecord, ...]:
         """What is known of each plugin now, ordered by group, name and distribution."""

@@ -12,9 +12,9 @@ from attrs import frozen
 from trivet import checked
 from trivet.capacity import RuntimeCapacity
 from trivet.capacity.fused import fused_kernels_missing
-from trivet.dtypes import item_bytes
+from trivet.dtypes import FLOAT32_BYTES, item_bytes
 from trivet.geometry import AttentionGeometry, LayerGeometry
-from trivet.reservation.recurrent import FLOAT32_BYTES, INDEX_BYTES, fused_recurrent_bytes, recurrent_bytes
+from trivet.reservation.recurrent import INDEX_BYTES, fused_recurrent_bytes, recurrent_bytes
 
 ROUNDING_SHARE = 8
 """An eighth of the temporaries, on a CUDA device: segments of the allocator that they do not fill."""

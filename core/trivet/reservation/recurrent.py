@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 
-from trivet.dtypes import item_bytes
+from trivet.dtypes import FLOAT32_BYTES, item_bytes
 from trivet.geometry import RecurrentGeometry
 
 CHUNK_TOKENS = 32
@@ -31,7 +31,6 @@ asks for (`trivet.scheduler.bounds.SNAPSHOT_PAUSES`)."""
 LEAST_TILE = 16
 """Least dimension of a matrix instruction, in those kernels."""
 
-FLOAT32_BYTES = item_bytes("float32")
 INDEX_BYTES = item_bytes("int64")
 
 

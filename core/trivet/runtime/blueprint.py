@@ -18,7 +18,7 @@ from trivet.attention import PathRequest, Selection, select_path
 from trivet.caches.kv import kv_layout
 from trivet.caches.state import PADDING_SLOTS, snapshots_within, state_layout
 from trivet.capacity import DeviceProfile, Limits, RuntimeCapacity, TileShape
-from trivet.capacity.fused import chunk_kernels_missing
+from trivet.capacity.fused import FUSED_DTYPES, chunk_kernels_missing, fused_kernels_missing
 from trivet.config.document import ConfigDocument
 from trivet.errors import ConfigError, PluginError
 from trivet.geometry import AttentionGeometry, ModelGeometry
@@ -128,6 +128,9 @@ def draw_blueprint(directory: Path, options: SizingOptions, device: DeviceProfil
         graph_buckets=_graph_buckets(limits.step_rows, selections) if _captures(device, options) else (),
         fused_recurrence=fused_recurrence,
     )
+    missing = fused_kernels_missing(device, dtype) if device.present and dtype in FUSED_DTYPES else None
+    if missing is not None:
+        logger.warning("layers run on torch's operations, which are slower: %s", missing)
     grid_tokens = _prefill_grid(geometry, options)
     grain_tokens = _prefix_grain(geometry, limits, device, options.snapshot_stride, grid_tokens)
     check_grid(limits, grain_tokens if options.prefix_cache else grid_tokens, grid_tokens)
@@ -162,10 +165,10 @@ def draw_blueprint(directory: Path, options: SizingOptions, device: DeviceProfil
         *cuda_lines(capacity, sampling_bytes),
     ]
     if geometry.hybrid:
-        lines.append(LedgerLine.of_layout(layouts["state"], "max_requests"))
+        lines.append(_state_line(layouts["state"], limits.max_requests))
     kv_bytes = kv_layout(geometry, limits.page_size, options.kv_pages or 0, dtype).total_bytes
     left_bytes = budget_bytes - checked.sum_bytes("reserves", (kv_bytes, *(line.bytes for line in lines)))
-    snapshot_count = _snapshot_count(geometry, limits, dtype, left_bytes, options, grain_tokens)
+    snapshot_count, whence = _snapshot_count(geometry, limits, dtype, left_bytes, options, grain_tokens)
     if snapshot_count and not (family.capabilities.chunked_prefill or fused_recurrence):
         raise ConfigError(
             f"prefill stops at snapshot boundaries, and model family {family.name!r} computes prompts whole "
@@ -173,7 +176,7 @@ def draw_blueprint(directory: Path, options: SizingOptions, device: DeviceProfil
         )
     layouts["snapshots"] = state_layout("snapshots", geometry, snapshot_count, dtype)
     if geometry.hybrid:
-        lines.append(_snapshot_line(layouts["snapshots"], snapshot_count, grain_tokens))
+        lines.append(_snapshot_line(layouts["snapshots"], snapshot_count, whence, grain_tokens))
     ledger = reserve(
         lines,
         lambda pages: kv_layout(geometry, limits.page_size, pages, dtype),
@@ -320,21 +323,22 @@ def _prefill_grid(geometry: ModelGeometry, options: SizingOptions) -> int:
 
 def _snapshot_count(
     geometry: ModelGeometry, limits: Limits, dtype: str, left_bytes: int, options: SizingOptions, grain_tokens: int
-) -> int:
+) -> tuple[int, str]:
+    """How many snapshots the pool holds, and where the number comes from."""
     if not geometry.hybrid or not options.prefix_cache:
-        return 0
+        return 0, ""
     if grain_tokens >= limits.max_context:
         logger.warning(
             "hybrid prefix caching is off: snapshots would lie at multiples of %d tokens, and max_context is %d",
             grain_tokens,
             limits.max_context,
         )
-        return 0
+        return 0, ""
     given_bytes = options.snapshot_bytes
     share_bytes = max(left_bytes, 0) // SNAPSHOT_SHARE if given_bytes is None else given_bytes
+    whose = f"1/{SNAPSHOT_SHARE} of what is left of the memory budget" if given_bytes is None else "snapshot_bytes"
     count = snapshots_within(share_bytes, geometry, dtype)
     if not count:
-        whose = f"1/{SNAPSHOT_SHARE} of what is left of the memory budget" if given_bytes is None else "snapshot_bytes"
         one_bytes = state_layout("snapshot", geometry, 1, dtype).total_bytes
         logger.warning(
             "hybrid prefix caching is off: %s is %d bytes, and one snapshot of the recurrent state takes %d; every "
@@ -343,11 +347,21 @@ def _snapshot_count(
             share_bytes,
             one_bytes,
         )
-    if given_bytes is None:
-        count = min(count, SNAPSHOTS_PER_REQUEST * limits.max_requests + SPARE_SNAPSHOTS)
-    return count
+    wanted = SNAPSHOTS_PER_REQUEST * limits.max_requests + SPARE_SNAPSHOTS
+    if given_bytes is None and count > wanted:
+        return wanted, f"{SNAPSHOTS_PER_REQUEST} for each of {limits.max_requests} requests and {SPARE_SNAPSHOTS} more"
+    return count, f"as many as {share_bytes} bytes hold ({whose})"
 
 
-def _snapshot_line(layout: BufferLayout, count: int, grain_tokens: int) -> LedgerLine:
-    source = f"{count} snapshots, at multiples of {grain_tokens} tokens" if count else "hybrid prefix caching is off"
+def _state_line(layout: BufferLayout, max_requests: int) -> LedgerLine:
+    slot_bytes = layout.total_bytes // (max_requests + PADDING_SLOTS)
+    source = f"{max_requests} slots of {slot_bytes} bytes, and {PADDING_SLOTS * slot_bytes} bytes for padding rows"
+    return evolve(LedgerLine.of_layout(layout, "max_requests"), source=source)
+
+
+def _snapshot_line(layout: BufferLayout, count: int, whence: str, grain_tokens: int) -> LedgerLine:
+    source = "hybrid prefix caching is off"
+    if count:
+        one_bytes = layout.total_bytes // count
+        source = f"{count} snapshots of {one_bytes} bytes, {whence}, at multiples of {grain_tokens} tokens"
     return evolve(LedgerLine.of_layout(layout, "snapshot_bytes"), source=source)

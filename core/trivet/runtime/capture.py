@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
@@ -10,8 +11,11 @@ import torch
 from attrs import frozen
 
 from trivet.attention import PlanOwner, StepBatch
-from trivet.errors import ConfigError
+from trivet.errors import ConfigError, MemoryBudgetError
 from trivet.geometry import AttentionGeometry
+from trivet.reservation import GRAPHS_DRIVER_LINE, GRAPHS_LINE, MemoryLedger, size_text
+
+logger = logging.getLogger("trivet.capture")
 
 WARM_UP_RUNS = 2
 """Eager runs before a capture: what libraries allocate or compile on first use must not be captured."""
@@ -49,6 +53,31 @@ class Taken:
     def since(self, before: Taken) -> Taken:
         """What was taken since `before`."""
         return Taken(self.pool_bytes - before.pool_bytes, self.driver_bytes - before.driver_bytes)
+
+    def check(self, ledger: MemoryLedger) -> None:
+        """Hold what captured steps took against the ledger's lines for it.
+
+        The pool is this process's own, and more of it than planned is an error. The driver only says what all processes
+        hold together: one that took memory meanwhile is in `driver_bytes`, and for that nobody's runtime should fail to
+        load. So that part is told as a warning.
+
+        Raises:
+            MemoryBudgetError: the pool takes more than its line.
+        """
+        pool, driver = ledger.line(GRAPHS_LINE).bytes, ledger.line(GRAPHS_DRIVER_LINE).bytes
+        if self.pool_bytes > pool:
+            raise MemoryBudgetError(
+                f"captured steps take {size_text(self.pool_bytes)}, more than the {size_text(pool)} that the ledger "
+                "has for them: use cuda_graphs=False, and report these numbers"
+            )
+        if self.driver_bytes > driver:
+            logger.warning(
+                "while steps were captured the device lost %s outside torch, more than the %s that the ledger has for "
+                "the driver's part of them: another process took memory meanwhile, or, if there is none, the bound is "
+                "too small; lower memory_fraction, and report these numbers",
+                size_text(self.driver_bytes),
+                size_text(driver),
+            )
 
 
 class GraphPool:

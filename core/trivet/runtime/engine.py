@@ -8,7 +8,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, nullcontext
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from attrs import evolve
 from trivet.attention import PlanOwner
 from trivet.caches.kv import KvCache
 from trivet.caches.state import StatePool
-from trivet.errors import MemoryBudgetError, PluginError, RequestRejected, UnusableLogits
+from trivet.errors import AccountingError, PluginError, UnusableLogits
 from trivet.geometry import AttentionGeometry
 from trivet.layers.context import StepContext
 from trivet.layers.decoder import DecoderModel
@@ -25,9 +26,8 @@ from trivet.layers.rotary import RotaryTable
 from trivet.layout import Buffers
 from trivet.ops.packed import PackedRows
 from trivet.ops.transfer import to_device
-from trivet.reservation import GRAPHS_DRIVER_LINE, GRAPHS_LINE, size_text
 from trivet.runtime.blueprint import Blueprint
-from trivet.runtime.capture import CapturedPlans, GraphPool
+from trivet.runtime.capture import CapturedPlans, GraphPool, Taken
 from trivet.runtime.fault import lost_device, release_locals
 from trivet.runtime.graphs import CAPTURED_ALTERNATIVES, Bucket, CapturedSamples, DecodeGraphs
 from trivet.runtime.inputs import StepInputs
@@ -47,6 +47,8 @@ logger = logging.getLogger("trivet.engine")
 
 NO_OUTPUTS = np.zeros(1, dtype=np.int64)
 
+Result = TypeVar("Result")
+
 GREEDY, DRAWN, FULL = "greedy", "drawn", "full"
 """Kinds of captured sampling: nothing is drawn; nothing is ordered or penalised; everything may be asked for."""
 
@@ -65,6 +67,7 @@ class Engine:
         owned: the live buffers behind each owned line of the ledger, by the line's name.
         graphs: captured decode steps; None where there are none.
         prompts: captured steps of short prompts; None where there are none.
+        captured: what the captured steps took of the device's memory; None where there are none.
         graph_steps: steps that were replayed so far.
     """
 
@@ -95,6 +98,7 @@ class Engine:
         self.owned = dict(owned)
         self.graphs: DecodeGraphs | None = None
         self.prompts: ShortPrompts | None = None
+        self.captured: Taken | None = None
         self.graph_steps = 0
         self.lock = threading.RLock()
         self.plan_updates = 0
@@ -111,6 +115,7 @@ class Engine:
         self._on_device = inputs.device.type == "cuda"
         self._keeps_tokens = self._on_device  # whether the newest token of each slot is kept on the device
         self._changing = False
+        self._changed_by = 0  # the thread that changes the accounts, or did last
         self._closed = False
 
     @property
@@ -123,15 +128,31 @@ class Engine:
         """Whether a step is in flight."""
         return self._in_flight is not None
 
+    @property
+    def changing_here(self) -> bool:
+        """Whether this thread is in the middle of a change of the accounts: it handles a signal, say."""
+        return self._changing and self._changed_by == threading.get_ident()
+
     def submit(self, request: Request, output: RequestOutput) -> None:
         """Queue a request that passed the admission gate."""
-        with self._accounts():
-            self.scheduler.submit(request)
-            self._outputs[request.id] = output
+
+        def queue() -> None:
             sampling = request.sampling
-            if sampling is not None:
-                own = frozenset(sampling.stop_token_ids)
-                self._ends[request.id] = own if sampling.ignore_eos else own | self._end_token_ids
+            if request.id in self._outputs:
+                raise AccountingError(f"{request!r} was submitted before")
+            try:
+                self._outputs[request.id] = output
+                if sampling is not None:
+                    own = frozenset(sampling.stop_token_ids)
+                    self._ends[request.id] = own if sampling.ignore_eos else own | self._end_token_ids
+                self.scheduler.submit(request)
+            except BaseException:  # an interrupt, too, leaves nothing behind
+                self.scheduler.withdraw(request)
+                del self._outputs[request.id]
+                self._ends.pop(request.id, None)
+                raise
+
+        self._account(queue, undone=True)
         logger.debug(
             "request %d submitted: %d prompt tokens, at most %d new",
             request.id,
@@ -141,7 +162,7 @@ class Engine:
         )
 
     def cancel(self, request: Request) -> None:
-        """End `request` as cancelled, wherever it is; nothing happens if it has ended.
+        """End `request` as cancelled, wherever it is; nothing happens if it has ended or was never submitted.
 
         Never waits, because the garbage collector may call it (a stream that was dropped) on any thread and in the
         middle of anything. While the accounts are being changed it is only noted: who changes them carries it out
@@ -150,15 +171,19 @@ class Engine:
         self._cancelled.append(request)
         if self.lock.acquire(blocking=False):
             try:
-                with self._accounts():
-                    pass
+                self._account(lambda: None)
             finally:
                 self.lock.release()
+
+    def counters(self) -> dict[str, int]:
+        """Counters of the scheduler and of this engine, all of the same moment."""
+        own = {"plan_updates": self.plan_updates, "graph_steps": self.graph_steps}
+        return self._account(self.scheduler.counters) | own
 
     def end_all(self, error: BaseException) -> None:
         """End every open request with `error`. Nothing can be submitted or cancelled any more."""
         with self.lock:
-            self._changing = True
+            self._changing, self._changed_by = True, 0  # for good, and by nobody
             while self._cancelled:
                 output = self._outputs.pop(self._cancelled.popleft().id, None)
                 if output is not None:
@@ -195,14 +220,18 @@ class Engine:
         started = time.perf_counter()
         plan: StepPlan | None = None
         given_up = 0
+
+        def take() -> None:
+            nonlocal plan, given_up
+            plan = self.scheduler.schedule()
+            if plan is not None:
+                self._planned.append(plan)
+            for request in self.scheduler.take_given_up():
+                self._settle(request)
+                given_up += 1
+
         try:
-            with self._accounts():
-                plan = self.scheduler.schedule()
-                if plan is not None:
-                    self._planned.append(plan)
-                for request in self.scheduler.take_given_up():
-                    self._settle(request)
-                    given_up += 1
+            self._account(take)
             launched = Launched(plan, self._compute(plan), started) if plan is not None else None
         except BaseException as error:
             try:
@@ -237,10 +266,13 @@ class Engine:
             if not isinstance(error, Exception):
                 raise
             return report
-        with self._accounts():
-            new_tokens, failed = self._accept(plan, samples, scores)
+
+        def accept() -> tuple[int, int]:
+            accepted = self._accept(plan, samples, scores)
             self._forget(plan)
-        return self._report(plan, launched.started_s, new_tokens, failed)
+            return accepted
+
+        return self._report(plan, launched.started_s, *self._account(accept))
 
     def _fail(self, plan: StepPlan, error: BaseException, started_s: float, given_up: int = 0) -> StepReport:
         """End the requests of a step that raised."""
@@ -248,13 +280,17 @@ class Engine:
         lost = lost_device(self.inputs.device, error)
         if lost is not None:
             self.fatal = lost
-        with self._accounts():
+
+        def end() -> int:
             failed = given_up + len(self.scheduler.fail(plan, error))
-            logger.warning("step %d failed and ends %d requests: %s", plan.serial, failed, error)
+            what = f"{type(error).__name__}: {error}"
+            logger.warning("step %d failed and ends %d requests: %s", plan.serial, failed, what)
             for request in plan.requests:
                 self._settle(request)
             self._forget(plan)
-        return self._report(plan, started_s, 0, failed)
+            return failed
+
+        return self._report(plan, started_s, 0, self._account(end))
 
     def _forget(self, plan: StepPlan) -> None:
         self._planned = [other for other in self._planned if other is not plan]
@@ -292,24 +328,30 @@ class Engine:
             # Both hold views of their buffers, which would keep the storages alive.
             del self.model, self.sampling
 
-    @contextmanager
-    def _accounts(self) -> Iterator[None]:
-        """Hold the accounts for a change, and carry out the cancellations that were noted before and meanwhile.
+    def _account(self, change: Callable[[], Result], *, undone: bool = False) -> Result:
+        """Hold the accounts for `change`, and carry out the cancellations that were noted before and meanwhile.
 
-        An exception that gets out is fatal, since it may have left them half changed; a refusal has changed nothing.
+        An exception that gets out is fatal, since it may have left them half changed. This is no context manager:
+        an interrupt inside the library's own would get out unseen.
+
+        Args:
+            undone: where `change` raises, it has left the accounts as they were.
         """
         with self.lock:
-            outer, self._changing = self._changing, True
+            outer, harmless = self._changing, False
             try:
+                self._changing, self._changed_by = True, threading.get_ident()
                 if not outer:
                     self._carry_out_cancellations()
-                yield
+                harmless = undone
+                result = change()
+                harmless = False
                 if not outer:
                     self._carry_out_cancellations()
-            except RequestRejected:
-                raise
+                return result
             except BaseException as error:
-                self.fatal = self.fatal or error
+                if not harmless:
+                    self.fatal = self.fatal or error
                 raise
             finally:
                 self._changing = outer
@@ -317,8 +359,9 @@ class Engine:
     def _carry_out_cancellations(self) -> None:
         while self._cancelled:
             request = self._cancelled.popleft()
-            self.scheduler.cancel(request)
-            self._settle(request)
+            if request.id in self._outputs:  # it was submitted, and has not ended
+                self.scheduler.cancel(request)
+                self._settle(request)
 
     def _bind(self, plan: StepPlan) -> None:
         for row in plan.fresh_rows:
@@ -467,8 +510,11 @@ class Engine:
             self.inputs["slot_tokens"].index_copy_(0, slots, result.token_ids)
         return result
 
-    def capture_graphs(self) -> None:
+    def capture_graphs(self) -> Iterator[tuple[int, int]]:
         """Capture the decode steps and the prompts of the capacity's buckets; does nothing where it has none.
+
+        Yields:
+            After each, the number of steps captured so far and of all.
 
         Raises:
             ConfigError: a plan owner's decode steps cannot be captured.
@@ -507,22 +553,12 @@ class Engine:
         captures: list[tuple[int, Callable[[int, GraphPool], None]]]
         captures = [(rows, self.graphs.capture) for rows in capacity.graph_buckets]
         captures += [(tokens, self.prompts.capture) for tokens in capacity.prompt_buckets]
-        for size, capture in sorted(captures, key=lambda each: each[0], reverse=True):
+        captures.sort(key=lambda each: each[0], reverse=True)
+        for index, (size, capture) in enumerate(captures):
             capture(size, pool)
-        taken, ledger = pool.taken(), self.blueprint.ledger
-        if taken.pool_bytes > ledger.line(GRAPHS_LINE).bytes:
-            raise MemoryBudgetError(
-                f"captured steps take {size_text(taken.pool_bytes)}, more than the "
-                f"{size_text(ledger.line(GRAPHS_LINE).bytes)} that the ledger has for them: use cuda_graphs=False, and "
-                "report these numbers"
-            )
-        if taken.driver_bytes > ledger.line(GRAPHS_DRIVER_LINE).bytes:  # or another process has taken memory meanwhile
-            logger.warning(
-                "while steps were captured the device lost %s outside torch, and the ledger has %s for the "
-                "driver's part: what other processes hold is not in it",
-                size_text(taken.driver_bytes),
-                size_text(ledger.line(GRAPHS_DRIVER_LINE).bytes),
-            )
+            yield index + 1, len(captures)
+        self.captured = pool.taken()
+        self.captured.check(self.blueprint.ledger)
 
     def _score(self, plan: StepPlan, hidden: torch.Tensor) -> dict[int, list[torch.Tensor]]:
         """Log-probabilities of each scored row's next prompt tokens, in blocks of the reserved rows of logits."""

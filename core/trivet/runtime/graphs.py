@@ -11,8 +11,9 @@ import torch
 from attrs import frozen
 
 from trivet.runtime.capture import WARM_UP_RUNS, CapturedPlans, GraphPool, padded
-from trivet.runtime.inputs import SAMPLES, VALUES_PER_SAMPLE, StepInputs
+from trivet.runtime.inputs import SAMPLES, StepInputs
 from trivet.sampling.batch import SampleGroups
+from trivet.sampling.layout import VALUES_PER_SAMPLE
 from trivet.sampling.logprobs import TokenLogprob, token_logprobs, unpacked
 from trivet.sampling.sampler import HostSamples, SampleResult
 from trivet.scheduler.plan import StepPlan

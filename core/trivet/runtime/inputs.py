@@ -8,6 +8,7 @@ from trivet.capacity import RuntimeCapacity
 from trivet.layout import BufferLayout, Buffers, BufferSpec
 from trivet.layout.staging import STAGING_SETS, mirror_name, mirrors
 from trivet.reservation.recurrent import chunk_table_parts
+from trivet.sampling.layout import VALUES_PER_SAMPLE
 
 if TYPE_CHECKING:
     import torch
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 MIRRORED = ("token_ids", "slots", "sampled_tokens", "sampled_slots", "sampled_positions")
 SAMPLES = "samples"
 PROMPT_TABLE = "prompt_table"
-VALUES_PER_SAMPLE = 2
-"""A new token, and whether its row was unusable."""
 
 
 def inputs_layout(capacity: RuntimeCapacity) -> BufferLayout:

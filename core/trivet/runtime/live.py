@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attrs import frozen
+from attrs import field, frozen
 
-from trivet.reservation import KV_LINE, MemoryLedger, size_text
+from trivet.reservation import GRAPHS_DRIVER_LINE, GRAPHS_LINE, KV_LINE, MemoryLedger, size_text
 from trivet.sampling.params import Sampling
 
 if TYPE_CHECKING:
@@ -29,9 +29,11 @@ class LiveMemory:
     Attributes:
         ledger: what was planned.
         owned_bytes: by line, the storages of its live buffers, pinned host memory included.
-        allocated_bytes: what torch's allocator has given out on the device; None on a CPU.
-        taken_bytes: what the driver says is taken of the device, by everybody; None on a CPU.
         pinned_bytes: of `owned_bytes`, what is host memory.
+        allocated_bytes: what torch's allocator has given out on the device; None on a CPU.
+        taken_bytes: what the driver says is taken of the device, by every process; None on a CPU.
+        captured_bytes: by line, what capturing steps took: the pool of torch's allocator, which is this process's own,
+            and what the device lost beside it, to whatever process. Empty without CUDA graphs.
     """
 
     ledger: MemoryLedger
@@ -39,6 +41,7 @@ class LiveMemory:
     pinned_bytes: int
     allocated_bytes: int | None = None
     taken_bytes: int | None = None
+    captured_bytes: dict[str, int] = field(factory=dict)
 
     @classmethod
     def of(cls, runtime: Runtime) -> LiveMemory:
@@ -53,12 +56,16 @@ class LiveMemory:
             return cls(runtime.memory, owned, pinned)
         torch.cuda.synchronize(device)
         free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+        captured = engine.captured
         return cls(
             runtime.memory,
             owned,
             pinned,
             allocated_bytes=torch.cuda.memory_allocated(device),
             taken_bytes=total_bytes - free_bytes,
+            captured_bytes={}
+            if captured is None
+            else {GRAPHS_LINE: captured.pool_bytes, GRAPHS_DRIVER_LINE: captured.driver_bytes},
         )
 
     @property
@@ -76,16 +83,24 @@ class LiveMemory:
         planned = self.ledger.total_bytes - kv_bytes - self.pinned_bytes
         return planned, None if self.taken_bytes is None else self.taken_bytes - kv_bytes
 
+    @property
+    def difference_percent(self) -> float | None:
+        """How far the driver's figure without KV pages is from the planned one, in percent of it; less is negative."""
+        planned, taken = self.without_kv_bytes
+        return None if taken is None else 100 * (taken - planned) / planned
+
     def table(self) -> str:
         """Line by line, planned and live, then the totals."""
+        measured = {**self.owned_bytes, **self.captured_bytes}
         rows = [("", "planned", "live")]
         for line in self.ledger.items:
-            live = size_text(self.owned_bytes[line.name]) if line.name in self.owned_bytes else "a bound"
+            live = size_text(measured[line.name]) if line.name in measured else "a bound"
             rows.append((line.name, size_text(line.bytes), live))
         rows.append(("total", size_text(self.ledger.total_bytes), ""))
-        planned, taken = self.without_kv_bytes
+        (planned, taken), percent = self.without_kv_bytes, self.difference_percent
         if taken is not None and self.allocated_bytes is not None:
             rows.append(("on the device, without KV pages", size_text(planned), size_text(taken)))
+            rows.append(("difference", "", f"{percent:+.2f}%"))
             rows.append(("given out by torch", "", size_text(self.allocated_bytes)))
         widths = [max(len(row[column]) for row in rows) for column in range(3)]
         return "\n".join(
@@ -94,6 +109,7 @@ class LiveMemory:
 
     def as_json(self) -> dict[str, object]:
         """The ledger's JSON with what was measured beside it."""
+        planned, taken = self.without_kv_bytes
         return {
             **self.ledger.as_json(),
             "live": {
@@ -101,5 +117,11 @@ class LiveMemory:
                 "pinned_bytes": self.pinned_bytes,
                 "allocated_bytes": self.allocated_bytes,
                 "taken_bytes": self.taken_bytes,
+                "captured_bytes": self.captured_bytes,
+                "without_kv": {
+                    "planned_bytes": planned,
+                    "taken_bytes": taken,
+                    "difference_percent": self.difference_percent,
+                },
             },
         }

@@ -19,7 +19,7 @@ from trivet.layers.decoder import DecoderModel
 from trivet.layers.parameters import Parameters
 from trivet.layers.rotary import RotaryTable
 from trivet.layout import AllocationMeter, BufferLayout, Buffers
-from trivet.reservation import KV_LINE, MemoryLedger, size_text
+from trivet.reservation import GRAPHS_LINE, KV_LINE, MemoryLedger, size_text
 from trivet.runtime.blueprint import Blueprint
 from trivet.runtime.engine import Engine
 from trivet.runtime.inputs import StepInputs
@@ -27,10 +27,8 @@ from trivet.runtime.profile import run_profile
 from trivet.sampling.batch import SamplingBatch
 from trivet.scheduler.scheduler import Scheduler
 from trivet.weights.checkpoint import Checkpoint
-from trivet.weights.loader import check, load_parameters
+from trivet.weights.loader import Progress, check, load_parameters
 from trivet.weights.random import fill_random
-
-Progress = Callable[[int, int], None]
 
 
 def load_engine(
@@ -42,7 +40,11 @@ def load_engine(
     seed: int,
     progress: Progress | None = None,
 ) -> Engine:
-    """Allocate, load and profile. If anything fails, everything allocated so far is released.
+    """Allocate, load, profile and capture. If anything fails, everything allocated so far is released.
+
+    Args:
+        progress: called with the bytes that are ready and their total, of the weights and, where steps are captured,
+            of the ledger's line for them, an equal part with each.
 
     Raises:
         CheckpointError: the checkpoint does not hold what its config promises; before anything is allocated.
@@ -50,6 +52,7 @@ def load_engine(
         PluginError: the family's model cannot be built, or keeps more temporaries than planned.
     """
     end_token_ids = read_end_token_ids(blueprint.directory, blueprint.document)
+    filled, captured = _stages(blueprint, progress) if progress is not None else (None, None)
     checkpoint: Checkpoint | None = None
     if not random_weights:
         checkpoint = Checkpoint.open(blueprint.directory)
@@ -65,18 +68,40 @@ def load_engine(
 
         weights = allocate(blueprint.weights.name, blueprint.weights)
         if checkpoint is None:
-            tensors = fill_random(blueprint.weight_map, weights, seed)
+            tensors = fill_random(blueprint.weight_map, weights, seed, filled)
         else:
-            tensors = load_parameters(checkpoint, blueprint.weight_map, weights, blueprint.capacity.dtype, progress)
+            tensors = load_parameters(checkpoint, blueprint.weight_map, weights, blueprint.capacity.dtype, filled)
         build = blueprint.family.builder()
         with blueprint.family.blamed("build", torch.OutOfMemoryError):
             pinned = blueprint.capacity.numeric_policy == "pinned"
             model = build(blueprint.geometry, Parameters(tensors, pinned=pinned))
         engine = _assemble(blueprint, device, model, allocate, owned, end_token_ids, seed)
-        with blueprint.family.blamed("the capture of its decode steps", torch.OutOfMemoryError):
-            engine.capture_graphs()
+        _capture(engine, captured)
         undo.pop_all()
         return engine
+
+
+def _capture(engine: Engine, progress: Progress | None) -> None:
+    """Capture step after step. The family is blamed for what fails in a capture, and not for what `progress` raises."""
+    captures = engine.capture_graphs()
+    while True:
+        with engine.blueprint.family.blamed("the capture of its decode steps", torch.OutOfMemoryError):
+            counts = next(captures, None)
+        if counts is None:
+            return
+        if progress is not None:
+            progress(*counts)
+
+
+def _stages(blueprint: Blueprint, progress: Progress) -> tuple[Progress, Progress]:
+    """What weights and captures report to, on one scale of bytes that both add up to."""
+    weights_bytes = blueprint.weights.total_bytes
+    graphs_bytes = blueprint.ledger.line(GRAPHS_LINE).bytes if blueprint.capacity.graph_buckets else 0
+    total_bytes = weights_bytes + graphs_bytes
+    return (
+        lambda filled_bytes, _: progress(filled_bytes, total_bytes),
+        lambda steps, all_steps: progress(weights_bytes + graphs_bytes * steps // all_steps, total_bytes),
+    )
 
 
 def _current(device: torch.device) -> AbstractContextManager[object]:
@@ -147,7 +172,7 @@ def _assemble(
     pool = PagePool(pages)
     prefix: PrefixCache | None = None
     if blueprint.prefix_cache:
-        snapshots = SlotPool(blueprint.snapshot_count) if geometry.hybrid else None
+        snapshots = SlotPool(blueprint.snapshot_count, "snapshot") if geometry.hybrid else None
         prefix = PrefixCache(pool, limits.page_size, blueprint.prefix_grain_tokens, snapshots)
     capabilities = blueprint.family.capabilities
     scheduler = Scheduler(

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
+from trivet.errors import StepFailed, TrivetError
 from trivet.sampling.logprobs import TokenLogprob
 from trivet.text.detokenizer import StreamDecoder
+
+
+def as_raised(error: BaseException) -> TrivetError:
+    """`error`, which ended a request, for one of its readers to raise.
+
+    A new one each time: an exception that many readers raise gathers the frames of all, and with them what they hold.
+    """
+    if isinstance(error, TrivetError):
+        raised = copy.copy(error)
+    else:
+        raised = StepFailed(f"the step that computed this request raised {type(error).__name__}: {error}")
+    raised.__cause__ = error
+    return raised
 
 
 class Produced(NamedTuple):

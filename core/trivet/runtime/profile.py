@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import torch
 from attrs import frozen
@@ -33,15 +31,11 @@ class Profile:
 
     Attributes:
         peak_bytes: most bytes of temporaries that were alive at once, plan buffers subtracted.
-        plan_bytes: bytes of the temporary owners' plans, read off the capacity's layouts.
         fused_recurrence: whether all recurrent layers, if there are any, went through the shared kernels.
-        duration_s: how long it took.
     """
 
     peak_bytes: int
-    plan_bytes: int
     fused_recurrence: bool
-    duration_s: float
 
 
 def worst_lengths(capacity: RuntimeCapacity) -> tuple[list[int], list[int]]:
@@ -77,7 +71,6 @@ def run_profile(
     Raises:
         PluginError: the family's layers keep more alive than the plan allows for.
     """
-    started = time.perf_counter()
     query_lengths, kv_lengths = worst_lengths(capacity)
     page_size = capacity.limits.page_size
     cache_buffers = kv_layout(capacity.geometry, page_size, 0, capacity.dtype).allocate(device)
@@ -88,7 +81,6 @@ def run_profile(
     for plan in capacity.plans:
         path = selections[plan.attention].path
         owners[plan.attention] = path.bind(plan, path.layout(plan).allocate(device))
-    plan_bytes = sum(selections[plan.attention].path.layout(plan).total_bytes for plan in capacity.plans)
     meter = StorageMeter()
     try:
         with meter:
@@ -120,7 +112,7 @@ def run_profile(
             f"in a step of {capacity.step_tokens} tokens, the planned bound is {size_text(activation_bytes)}: a layer "
             "of the family keeps more temporaries than the shared layers do; free them earlier"
         )
-    return Profile(peak_bytes, plan_bytes, context.made_cuts, time.perf_counter() - started)
+    return Profile(peak_bytes, context.made_cuts)
 
 
 def _decode_rows(query_lengths: list[int]) -> int:

@@ -10,12 +10,16 @@ from trivet.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
 
+ROOM_FOR_NORMALISATION = 4
+"""Characters of a prompt for one that is left of it: tokenizers may join or drop some, spaces above all."""
 
-def prompt_ids(prompt: Prompt, tokenizer: Tokenizer | None, vocab_size: int) -> list[int]:
+
+def prompt_ids(prompt: Prompt, tokenizer: Tokenizer | None, vocab_size: int, max_context: int) -> list[int]:
     """Token ids of `prompt`, text or ids.
 
     Raises:
-        RequestRejected: text without a tokenizer, an empty prompt, or ids outside the vocabulary.
+        RequestRejected: text without a tokenizer or far beyond `max_context` tokens, an empty prompt, or ids outside
+            the vocabulary.
     """
     if isinstance(prompt, str):
         if tokenizer is None:
@@ -23,10 +27,26 @@ def prompt_ids(prompt: Prompt, tokenizer: Tokenizer | None, vocab_size: int) -> 
                 "the prompt is text, and the checkpoint has no tokenizer.json: pass token ids, or put that file beside "
                 "config.json"
             )
+        check_length(prompt, tokenizer, max_context)
         ids = tokenizer.encode(prompt)
     else:
         ids = _as_integers(prompt)
     return checked_ids(ids, vocab_size)
+
+
+def check_length(text: str, tokenizer: Tokenizer, max_context: int) -> None:
+    """Refuse text that cannot fit into `max_context` tokens before time is spent on encoding it.
+
+    Raises:
+        RequestRejected: it has more characters than so many of the longest tokens, with room for what a tokenizer's
+            normalisation may take away.
+    """
+    most = ROOM_FOR_NORMALISATION * max_context * tokenizer.longest_token_chars
+    if len(text) > most:
+        raise RequestRejected(
+            f"the prompt has {len(text)} characters, more than {max_context} tokens (max_context) can hold: the "
+            f"longest token has {tokenizer.longest_token_chars}"
+        )
 
 
 def checked_ids(ids: list[int], vocab_size: int) -> list[int]:

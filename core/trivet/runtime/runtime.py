@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from trivet.capacity import Limits
-from trivet.errors import ConfigError, RequestRejected, RuntimeDown
+from trivet.errors import ConfigError, RequestRejected, RuntimeDown, TrivetError
 from trivet.layout import AllocationMeter
 from trivet.plugin.manager import PluginManager
 from trivet.reservation import MemoryLedger
@@ -23,11 +23,11 @@ from trivet.runtime.device import resolve_device
 from trivet.runtime.engine import Engine
 from trivet.runtime.fault import release_locals
 from trivet.runtime.handle import Request, TokenReader
-from trivet.runtime.load import Progress, load_engine
+from trivet.runtime.load import load_engine
 from trivet.runtime.locate import locate_checkpoint
 from trivet.runtime.options import WEIGHT_SOURCES, SizingOptions
-from trivet.runtime.output import RequestOutput
-from trivet.runtime.prompt import Prompt, checked_ids, prompt_ids
+from trivet.runtime.output import RequestOutput, as_raised
+from trivet.runtime.prompt import Prompt, check_length, checked_ids, prompt_ids
 from trivet.runtime.results import Completion
 from trivet.runtime.step import StepReport
 from trivet.runtime.stream import Arrivals, AsyncTokenStream, TokenStream
@@ -38,6 +38,7 @@ from trivet.scheduler.request import Request as ScheduledRequest
 from trivet.text.chat import ChatTemplate
 from trivet.text.detokenizer import StreamDecoder
 from trivet.text.tokenizer import Tokenizer
+from trivet.weights.loader import Progress
 
 logger = logging.getLogger("trivet.runtime")
 
@@ -70,6 +71,8 @@ class Runtime:
         self._meter = meter
         self._ids = itertools.count()
         self._steps = threading.Lock()
+        self._stepping_thread = 0  # the thread that holds `_steps`
+        self._observing = threading.RLock()  # an observer may step, too
         self._wake = threading.Condition()
         self._closing = False
         self._down: RuntimeDown | None = None
@@ -103,6 +106,7 @@ class Runtime:
         seed: int = 0,
         autostart: bool = True,
         progress: Progress | None = None,
+        observers: Sequence[object] = (),
     ) -> Runtime:
         """Load a checkpoint and make it ready to serve.
 
@@ -124,7 +128,10 @@ class Runtime:
             attention: backend name; None lets predicates choose.
             seed: of requests without a seed of their own, and of random weights.
             autostart: whether a thread steps by itself.
-            progress: called with the bytes loaded and their total.
+            progress: called with the bytes that are ready and their total: weights, from files or drawn, and on CUDA
+                the reserve of captured steps, an equal part with each.
+            observers: objects with implementations of the hook ``trivet_observe_step``, called beside those of
+                installed plugins for the steps of this runtime.
 
         Raises:
             ConfigError, CapacityExceeded, MemoryBudgetError: a setting that cannot be served; nothing is allocated.
@@ -153,7 +160,7 @@ class Runtime:
         )
         directory = locate_checkpoint(checkpoint, with_weights=weights == "checkpoint")
         torch_device, profile = resolve_device(device)
-        plugins = PluginManager.discover()
+        plugins = PluginManager.discover().observed_by(observers)
         blueprint = draw_blueprint(directory, options, profile, plugins)
         tokenizer = Tokenizer.load(directory)
         template = ChatTemplate.load(directory)
@@ -208,6 +215,7 @@ class Runtime:
             missing = "tokenizer.json" if self.tokenizer is None else "chat template"
             raise RequestRejected(f"the checkpoint has no {missing}: pass token ids or plain text to generate")
         text = self.chat_template.render(messages)
+        check_length(text, self.tokenizer, self._engine.blueprint.capacity.limits.max_context)
         ids = self.tokenizer.encode(text, add_special_tokens=False)
         return checked_ids(ids, self._engine.blueprint.geometry.vocab_size)
 
@@ -226,10 +234,9 @@ class Runtime:
         ids = self._prompt_ids(token_ids)
         request = self._scheduled(ids, None, "score", 0)
         output = RequestOutput(score_top=int(top))
-        handle = self._submit(request, output)
-        self._wait([handle])
+        self._serve([(request, output)])
         if output.error is not None:
-            raise output.error
+            raise as_raised(output.error)
         return output.score
 
     def stream(self, prompt: Prompt, sampling: Sampling | None = None) -> TokenStream:
@@ -274,16 +281,20 @@ class Runtime:
         Args:
             overlap: leave the launched step in flight; see `Engine.step`.
         """
+        self._check_not_within("step")
         with self._steps:
-            self._check_up()
+            self._stepping_thread = threading.get_ident()
             try:
+                self._check_up()
                 reports = self._engine.step(overlap=overlap)
             finally:
+                self._stepping_thread = 0
                 fatal = self._engine.fatal
                 if fatal is not None:
                     self._go_down(f"a fault left the runtime unusable: {type(fatal).__name__}: {fatal}", fatal)
-        for report in reports:
-            self._plugins.observe_step(report)
+        with self._observing:
+            for report in reports:
+                self._plugins.observe_step(report)
         return reports[-1] if reports else StepReport()
 
     def run_until_idle(self) -> None:
@@ -308,17 +319,17 @@ class Runtime:
         """The memory ledger: what is reserved, line by line."""
         return self._engine.blueprint.ledger
 
-    def stats(self) -> dict[str, int]:
-        """Counters; see sdk_docs/runtime.md for each.
+    def stats(self) -> dict[str, Any]:
+        """Counters, all integers but ``prefix_hit_rate``; see sdk_docs/runtime.md for each.
 
         Raises:
             RuntimeDown: the runtime was closed or its device failed.
         """
         self._check_up()
-        with self._engine.lock:
-            counters = self._engine.scheduler.counters()
-            counters["plan_updates"] = self._engine.plan_updates
-            counters["graph_steps"] = self._engine.graph_steps
+        counters: dict[str, Any] = self._engine.counters()
+        counters["observers_failed"] = self._plugins.failed_observers
+        looked_up = counters["prefix_prompt_tokens"]
+        counters["prefix_hit_rate"] = counters["prefix_hit_tokens"] / looked_up if looked_up else 0.0
         cuda = _cuda_allocations(self._device)
         counters["device_allocations"] = self._meter.allocations if cuda is None else cuda - (self._cuda_baseline or 0)
         return counters
@@ -329,9 +340,14 @@ class Runtime:
         return {a.label: f"{chosen.path.name}: {chosen.reason}" for a, chosen in selections.items()}
 
     def close(self) -> None:
-        """End open requests with `RuntimeDown`, stop the thread and release all memory. Idempotent."""
+        """End open requests with `RuntimeDown`, stop the thread and release all memory. Idempotent.
+
+        Raises:
+            TrivetError: the caller interrupted a call of this runtime on its own thread, as a signal handler does.
+        """
         if self._forked:
             return  # thread, memory and locks that the thread may hold are the parent's
+        self._check_not_within("close")
         atexit.unregister(self.close)
         with self._wake:
             self._closing = True
@@ -357,7 +373,8 @@ class Runtime:
     # Within.
 
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
-        return prompt_ids(prompt, self.tokenizer, self._engine.blueprint.geometry.vocab_size)
+        blueprint = self._engine.blueprint
+        return prompt_ids(prompt, self.tokenizer, blueprint.geometry.vocab_size, blueprint.capacity.limits.max_context)
 
     def _prepare(
         self, ids: list[int], sampling: Sampling | None, listener: Callable[[], None] | None = None
@@ -390,7 +407,7 @@ class Runtime:
             self._engine.submit(request, output)
         self._awake()
         drive = None if self._thread else self.step
-        return Request(request, output, self._cancel, self._decoder, drive, self._check_process)
+        return Request(request, output, self._cancel, self._decoder, drive, self._check_waiting)
 
     def _cancel(self, request: ScheduledRequest) -> None:
         if self._down is None:
@@ -404,13 +421,12 @@ class Runtime:
         return TokenReader(None if output.stop_decoder is not None else self._decoder())
 
     def _finish(self, prepared: Sequence[tuple[ScheduledRequest, RequestOutput]]) -> list[Completion]:
-        handles = [self._submit(request, output) for request, output in prepared]
-        self._wait(handles)
-        return [handle.completion for handle in handles]
+        return [handle.completion for handle in self._serve(prepared)]
 
-    def _wait(self, handles: Sequence[Request]) -> None:
-        """Wait until all are done, stepping if no thread does; cancels them if the wait is interrupted."""
+    def _serve(self, prepared: Sequence[tuple[ScheduledRequest, RequestOutput]]) -> list[Request]:
+        """Submit all and wait until they are done, stepping if no thread does; cancels them if it is interrupted."""
         try:
+            handles = [self._submit(request, output) for request, output in prepared]
             for handle in handles:
                 while not handle.done:
                     if self._thread is None:
@@ -418,9 +434,10 @@ class Runtime:
                     else:
                         handle.wait()
         except BaseException:
-            for handle in handles:
-                handle.cancel()
+            for request, _ in prepared:  # nothing happens to those that were not submitted
+                self._cancel(request)
             raise
+        return handles
 
     def _awake(self) -> None:
         if self._thread is not None:
@@ -462,11 +479,28 @@ class Runtime:
         """Whether this is a fork of the process whose thread steps: nobody steps here."""
         return self._thread is not None and os.getpid() != self._process
 
+    def _check_not_within(self, call: str) -> None:
+        """Refuse what would wait for the very call that it interrupted."""
+        if self._stepping_thread == threading.get_ident() or self._engine.changing_here:
+            raise TrivetError(
+                f"{call}() was called within another call of this runtime on the same thread, by a signal handler for "
+                "instance, and would wait for it for ever: set a flag there, or use asyncio's add_signal_handler"
+            )
+
+    def _check_waiting(self) -> None:
+        """Refuse to wait where nobody steps, and on the thread that steps."""
+        self._check_process()
+        if self._thread is threading.current_thread():
+            raise TrivetError(
+                "this thread makes the steps, and an observer that waits for one waits for ever: call from another "
+                "thread"
+            )
+
     def _check_process(self) -> None:
         if self._forked:
             raise RuntimeDown(
-                "this process was forked from the one that loaded the runtime, whose thread stayed there; load a "
-                "runtime in this process"
+                "this process was forked from the one that loaded the runtime, whose thread stayed there; start "
+                "processes by 'spawn' and load a runtime in each (torch's own threads do not survive a fork either)"
             )
 
     def _check_up(self) -> None:

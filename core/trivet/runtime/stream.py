@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 
 from trivet.runtime.handle import Request, TokenReader
-from trivet.runtime.output import RequestOutput
+from trivet.runtime.output import RequestOutput, as_raised
 from trivet.runtime.results import Token
 
 
@@ -41,7 +41,7 @@ class _Reading:
             return self._reader.read(produced)
         self._closed = True
         if self._output.finish_reason == "error" and self._output.error is not None:
-            raise self._output.error
+            raise as_raised(self._output.error)
         return None
 
     def _stop(self) -> None:

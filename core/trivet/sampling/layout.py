@@ -19,6 +19,9 @@ ALTERNATIVE_BYTES = 12
 PACKED_ALTERNATIVE_BYTES = 44
 """The same while it is packed for the transfer to the host: beside itself, in int64 with its row and with all rows."""
 
+VALUES_PER_SAMPLE = 2
+"""Of a sample that is packed for the transfer to the host: its new token, and whether its row was unusable."""
+
 
 def sampler_layout(slots: int, vocabulary: int) -> BufferLayout:
     """Parameters of `slots` requests and one padding slot (the last), and the hash of every token.

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 class PenaltyCounts:
     """Which tokens stand in the prompt and how often each stands in the output, by slot.
 
-    Owns nothing: it views the buffers of `penalty_layout`. A slot's rows are touched only while it is bound
-    to a request with penalties.
+    Owns nothing: it views the buffers of `penalty_layout`. A slot's rows mean something only while it is bound to a
+    request with penalties, and are cleared when one is bound: captured steps count tokens of every row.
     """
 
     def __init__(self, buffers: Buffers, vocabulary: int) -> None:

@@ -10,7 +10,7 @@ from attrs import frozen
 from trivet.errors import PluginError
 from trivet.sampling.batch import Choice, RowGroup, SampleGroups, SamplingBatch
 from trivet.sampling.filters import DrawParameters, draw, draw_among_first, draw_nucleus
-from trivet.sampling.layout import chunk_rows
+from trivet.sampling.layout import VALUES_PER_SAMPLE, chunk_rows
 from trivet.sampling.logprobs import Logprobs, TokenLogprob, token_logprobs, unpacked
 from trivet.sampling.noise import row_keys
 
@@ -68,10 +68,11 @@ class SampleResult:
         logprobs: list[TokenLogprob | None] = [None] * rows
         if self.logprobs is not None:
             scored = self.groups.scored
-            values = unpacked(packed[2 * rows :].view(len(scored), -1), [count for _, count in scored])
+            values = unpacked(packed[VALUES_PER_SAMPLE * rows :].view(len(scored), -1), [count for _, count in scored])
             for (row, _), value in zip(scored, values, strict=True):
                 logprobs[row] = value
-        return HostSamples(packed[:rows].tolist(), packed[rows : 2 * rows].to(torch.bool).tolist(), logprobs)
+        token_ids, bad = packed[: VALUES_PER_SAMPLE * rows].view(VALUES_PER_SAMPLE, rows)
+        return HostSamples(token_ids.tolist(), bad.to(torch.bool).tolist(), logprobs)
 
     def to_host(self) -> HostSamples:
         """The samples on the host; waits for the device."""

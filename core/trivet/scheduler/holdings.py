@@ -42,9 +42,10 @@ class Holdings:
         self.page_size = gate.limits.page_size
         self.grain_tokens = self.prefix.grain_tokens if self.prefix is not None else self.page_size
         self.prefix_hit_tokens = 0
+        self.prefix_prompt_tokens = 0  # of the prompts that were looked up
         self._prompts_alone = prompts_alone
-        self._releases = 0
-        self._blocked: tuple[Request, int, int] | None = None  # who did not fit, releases then, pages matched then
+        self._openings = 0  # what may let in a request that did not fit
+        self._blocked: tuple[Request, int, int] | None = None  # who did not fit, openings then, pages matched then
 
     @property
     def cached_pages(self) -> int:
@@ -84,7 +85,7 @@ class Holdings:
             if slot == NO_SLOT and self.prefix is not None and match is not None:
                 self.prefix.unpin(match.node)
         if not fits:
-            self._blocked = (request, self._releases, matched_pages)
+            self._blocked = (request, self._openings, matched_pages)
             return False
         self._blocked = None
         request.slot = slot
@@ -115,10 +116,10 @@ class Holdings:
         del request.pages[:]
         request.duplicates = []
         request.digests = []
-        request.node = request.boundary_node = request.trail_node = None
+        request.node = request.trail_node = None
         request.slot = NO_SLOT
         request.reserved_pages = 0
-        self._releases += 1
+        self._openings += 1
 
     def _share(self, request: Request, match: Match) -> None:
         """Let `request` start behind what was matched and pinned for it."""
@@ -129,6 +130,7 @@ class Holdings:
         request.publish_at_tokens = match.hit_tokens + self.page_size
         request.cached_tokens = request.computed_tokens = request.scheduled_tokens = match.hit_tokens
         self.prefix_hit_tokens += match.hit_tokens
+        self.prefix_prompt_tokens += request.prompt_tokens
         if self.shelf is not None:
             # Snapshots are wanted at the branch point, and at the last boundary of the prompt.
             branch = match.page_tokens // self.grain_tokens * self.grain_tokens
@@ -136,15 +138,15 @@ class Holdings:
             request.boundaries = sorted({boundary for boundary in (branch, last) if boundary > match.hit_tokens})
             if match.hit_tokens:
                 self.shelf.hold(match.node)
-                request.restore_from = request.boundary_node = match.node
+                request.restore_from = match.node
 
     def _still_blocked(self, request: Request) -> bool:
         """Whether nothing has happened since `request` did not fit that could let it in.
 
         Only a release adds to what is free and evictable beside the reservations, and only one more page of its own
-        prompt in the cache lowers what it needs.
+        prompt in the cache, or a snapshot at one that is there, lowers what it needs.
         """
-        if self._blocked is None or self._blocked[0] is not request or self._blocked[1] != self._releases:
+        if self._blocked is None or self._blocked[0] is not request or self._blocked[1] != self._openings:
             return False
         if self.prefix is None or not self._shares(request):
             return True
@@ -257,9 +259,8 @@ class Holdings:
         if node.depth != depth:
             raise AccountingError(f"{request!r}: a snapshot at {save.boundary_tokens} tokens, {node.depth} pages deep")
         attached = self.shelf.attach(node, save.snapshot, request.id if save.trailing else None)
-        if not save.trailing:
-            request.boundary_node = node
-        elif attached:
+        self._openings += 1
+        if save.trailing and attached:
             if request.trail_node is not None:
                 self.shelf.give_up(request.trail_node, request.id)
             request.trail_node = node

@@ -141,11 +141,6 @@ class StepPlan:
         """int64: the last token of each of `sampling_rows`, among the step's tokens."""
         return np.cumsum(self.query_lengths, dtype=np.int64)[list(self.sampling_rows)] - 1
 
-    @property
-    def sampling_requests(self) -> tuple[Request, ...]:
-        """The requests of `sampling_rows`."""
-        return tuple(self.requests[row] for row in self.sampling_rows)
-
     @cached_property
     def query_lengths(self) -> NDArray[np.int32]:
         """int32 ``[rows]``: tokens that each row computes."""

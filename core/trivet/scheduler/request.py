@@ -66,7 +66,6 @@ class Request:
     __slots__ = (
         "admitted_s",
         "boundaries",
-        "boundary_node",
         "cached_tokens",
         "computed_tokens",
         "digests",
@@ -141,7 +140,6 @@ class Request:
         self.duplicates: list[int] = []  # published pages whose content another request had published before
         self.boundaries: list[int] = []  # inside its prompt, where snapshots are still wanted, ascending
         self.restore_from: PrefixNode | None = None  # node with the snapshot that its first step restores
-        self.boundary_node: PrefixNode | None = None  # node with the snapshot nearest to the prompt's end
         self.trail_node: PrefixNode | None = None  # node with its latest decode-time snapshot
 
     @property

@@ -47,7 +47,7 @@ class Scheduler:
     `schedule` advances what is scheduled, `complete` what is computed, so that a step can be scheduled by count while
     the one before it is in flight. Steps complete (or fail) in the order in which they were scheduled.
 
-    Everything but `prepare` is called from one thread.
+    `prepare` is called by any thread, everything else by one at a time: the engine holds its lock meanwhile.
 
     Args:
         limits: what the operator allows: the very object that sized the plans.
@@ -131,6 +131,12 @@ class Scheduler:
         self._waiting[request] = None
         self._submitted += 1
 
+    def withdraw(self, request: Request) -> None:
+        """Undo `submit`, or what an interrupt left of it."""
+        if request in self._waiting:
+            del self._waiting[request]
+            self._submitted -= 1
+
     def cancel(self, request: Request) -> bool:
         """End `request` as ``"cancelled"``, in any state; False if it had ended already. See `end`."""
         return self.end(request, "cancelled")
@@ -186,6 +192,7 @@ class Scheduler:
             "snapshots_total": shelf.total if shelf is not None else 0,
             "snapshots_free": shelf.free_count if shelf is not None else 0,
             "prefix_hit_tokens": held.prefix_hit_tokens,
+            "prefix_prompt_tokens": held.prefix_prompt_tokens,
             "prefix_grain_tokens": held.grain_tokens,
         }
 

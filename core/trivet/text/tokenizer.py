@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,11 @@ class Tokenizer:
         self.decoder: dict[str, Any] = json.loads(inner.decoder.__getstate__()) if inner.decoder is not None else {}
         added = inner.get_added_tokens_decoder().values()
         self._special = frozenset(token.content for token in added if token.special)
+
+    @cached_property
+    def longest_token_chars(self) -> int:
+        """Characters of the longest token, at most: in a byte-level vocabulary a token is written by its bytes."""
+        return max(map(len, self._inner.get_vocab(with_added_tokens=True)), default=1)
 
     @classmethod
     def load(cls, directory: Path | str) -> Tokenizer | None:
