@@ -16,7 +16,9 @@ from trivet.bench.record import SCHEMA_VERSION
 
 DOCS = Path(__file__).parents[2] / "sdk_docs"
 PAGE = (DOCS / "bench.md").read_text(encoding="utf-8")
+INDEX = (DOCS / "evidence" / "README.md").read_text(encoding="utf-8")
 RECORDS = sorted((DOCS / "evidence").glob("cpu-*.json"))
+DEVICE_RECORDS = sorted((DOCS / "evidence").glob("qwen3*-h200.json"))
 
 
 def record(name: str) -> Any:
@@ -70,8 +72,57 @@ def generate_table(model: str = "qwen3-14b", kind: str = "generate") -> str:
     return table(("batch", "TPOT ms", "p50", "p95", "p99", "tok/s", "TTFT ms"), rows)
 
 
-TABLES = [peer_table, arms_table, host_table, lookup_table, generate_table]
-TABLES += [partial(generate_table, "qwen3.5-27b", kind) for kind in ("generate", "pinned")]
+def device_arms_table() -> str:
+    rows = []
+    for model in ("qwen3-14b-slice", "qwen3-14b", "qwen3.5-27b"):
+        for batch in record(f"{model}-arms-h200")["results"]["batches"]:
+            for name, arm in batch["arms"].items():
+                medians = [arm["medians"][figure] for figure in ("mean", "p99", "plan_cpu_mean")]
+                counts = [f"{arm['counts_per_step'][count]:g}" for count in ("plan_allocations", "launches")]
+                rows.append((model, batch["batch"], name, *medians, *counts))
+    return table(("model", "batch", "arm", "mean ms", "p99", "plan CPU", "plan allocations", "launches"), rows)
+
+
+def serve_table() -> str:
+    rows = []
+    for model in TARGETS:
+        results = record(f"{model}-serve-h200")["results"]
+        times = [results[kind][figure] for kind in ("ttft_ms", "itl_ms") for figure in ("mean", "p50", "p95", "p99")]
+        rows.append((model, results["tokens_per_second"], *times))
+    header = (
+        "model",
+        "tok/s",
+        *(f"{kind} {what}" for kind in ("TTFT", "ITL") for what in ("mean", "p50", "p95", "p99")),
+    )
+    return table(header, rows)
+
+
+TARGETS = {
+    "qwen3-14b": {"TPOT 1": 7.5, "TPOT 16": 8.2, "TPOT 64": 10.3, "tok/s": 4100, "TTFT": 180, "start": 25},
+    "qwen3.5-27b": {"TPOT 1": 13.5, "TPOT 16": 15.8, "TPOT 64": 20.6, "tok/s": 2060, "TTFT": 330, "start": 40},
+}
+"""Milliseconds, tokens per second, and seconds to the first token of a process with warm kernel caches."""
+
+
+def targets_table() -> str:
+    rows = []
+    for model, targets in TARGETS.items():
+        generated = record(f"{model}-generate-h200")["results"]
+        found = {f"TPOT {entry['batch']}": entry["medians"]["mean"] for entry in generated["batches"]}
+        found["TTFT"] = statistics.median(generated["ttft"][0]["ttft_ms"])
+        many = record(f"{model}-throughput-h200")["results"]["throughput"]
+        found["tok/s"] = statistics.median(many["tokens_per_second"])
+        found["start"] = record(f"{model}-startup-h200")["results"]["medians"]["warm"]["total_s"]
+        for what, target in targets.items():
+            short = (target - found[what] if what == "tok/s" else found[what] - target) / target
+            rows.append((model, what, f"{target:g}", found[what], f"{short:.1%}" if short > 0 else ""))
+    return table(("model", "figure", "target", "measured", "short by"), rows)
+
+
+TABLES = [peer_table, arms_table, host_table, lookup_table, generate_table, targets_table]
+TABLES += [partial(generate_table, "qwen3.5-27b", "generate"), device_arms_table, serve_table]
+TABLES += [partial(generate_table, model, "pinned") for model in TARGETS]
+TABLES += [partial(generate_table, f"qwen3-{size}") for size in ("0.6b", "4b")]
 
 
 @pytest.mark.parametrize("expected", TABLES)
@@ -85,6 +136,15 @@ def test_a_record_that_is_kept_names_its_commit_and_command_and_stands_in_the_pa
     assert kept["schema_version"] == SCHEMA_VERSION
     assert re.fullmatch(r"[0-9a-f]{40}\+?", kept["commit"])
     assert kept["command"] in PAGE and f"evidence/{path.name}" in PAGE
+
+
+@pytest.mark.parametrize("path", DEVICE_RECORDS, ids=lambda path: path.stem)
+def test_a_record_of_a_device_names_its_tree_and_command_and_is_linked(path: Path) -> None:
+    kept = json.loads(path.read_text())
+    trees = [kept.get("commit") or kept.get("tree")]
+    assert all(re.fullmatch(r"[0-9a-f]{7,40}", tree) for tree in trees)
+    assert kept.get("command") or kept.get("commands")
+    assert f"({path.name})" in INDEX
 
 
 def test_the_kept_figures_follow_from_the_kept_samples() -> None:

@@ -136,7 +136,8 @@ def stages() -> tuple[Stage, ...]:
     """What is run, in this order."""
     tests = (
         of(f"python -m pytest -n 10 tests/gpu -o junit_family=xunit1 --junitxml={OUT}/gpu-tests.xml"),
-        of(f"python -m tests.gpu.record_results {OUT}/gpu-tests.json {OUT}/gpu-tests.xml"),
+        of(f"python -m pytest tests/gpu/test_ledger_on_cuda.py -o junit_family=xunit1 --junitxml={OUT}/gpu-ledger.xml"),
+        of(f"python -m tests.gpu.record_results {OUT}/gpu-tests.json {OUT}/gpu-tests.xml {OUT}/gpu-ledger.xml"),
     )
     few = "--batch 1,16,64 --new-tokens 128 --repeats 2"
     return (

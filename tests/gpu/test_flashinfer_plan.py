@@ -255,7 +255,7 @@ def test_plans_queued_behind_a_slow_kernel_do_not_wait_and_do_not_overwrite_each
         step.assert_right(out)
     record_property("host_ms_of_two_steps", host_s * 1e3)
     record_property("slow_kernel_ms", sleep_s * 1e3)
-    assert host_s < sleep_s / 4, "planning waited for the device"
+    assert host_s < sleep_s / 2, "planning waited for the device"
 
 
 @by_kernel_and_page_size

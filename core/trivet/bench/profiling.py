@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from trivet.bench.stepping import WARM_STEPS, BenchmarkError
@@ -75,9 +75,21 @@ class DecodeProfile:
         self._heard = 0
         self._trace: profile | None = None
         self._running = False
+        self._error: Exception | None = None
 
     def hear(self, step: StepReport) -> None:
-        """Take note of a step that has ended, while the next one is in flight."""
+        """Take note of a step that has ended, while the next one is in flight. What fails is told by `breakdown`."""
+        if self._error is not None:
+            return
+        try:
+            self._hear(step)
+        except Exception as error:  # an observer that raises is not called again, and nobody would say why
+            self._error = error
+            if self._running:
+                with suppress(Exception):
+                    self._stop()
+
+    def _hear(self, step: StepReport) -> None:
         if self._heard >= HEARD_STEPS:
             return
         if step.path != "decode" or step.rows != self._rows:
@@ -102,6 +114,8 @@ class DecodeProfile:
         Raises:
             BenchmarkError: there were too few, or the profiler did not see them.
         """
+        if self._error is not None:
+            raise BenchmarkError(f"the profiler failed: {type(self._error).__name__}: {self._error}") from self._error
         if self._heard < HEARD_STEPS or self._trace is None:
             raise BenchmarkError(
                 f"no {HEARD_STEPS} consecutive steps had all {self._rows} requests decoding: raise max_step_tokens, so "

@@ -148,7 +148,7 @@ class Engine:
                 self.scheduler.submit(request)
             except BaseException:  # an interrupt, too, leaves nothing behind
                 self.scheduler.withdraw(request)
-                del self._outputs[request.id]
+                self._outputs.pop(request.id, None)
                 self._ends.pop(request.id, None)
                 raise
 

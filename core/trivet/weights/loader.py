@@ -72,7 +72,6 @@ def load_parameters(
     Raises:
         CheckpointError: as `check`, before anything is copied.
         PluginError: `buffers` are of another layout.
-        MemoryBudgetError: the host cannot page-lock the blocks.
     """
     check(checkpoint, weight_map)
     parameters = parameter_views(weight_map, buffers)

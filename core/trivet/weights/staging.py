@@ -6,16 +6,17 @@ that the host reads the next block from the file, and converts it, while the dev
 
 from __future__ import annotations
 
+import logging
 import mmap
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Protocol
-
-from trivet.errors import MemoryBudgetError
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+logger = logging.getLogger(__name__)
 
 BLOCK_BYTES = 64 * 2**20
 """Bytes of one block; tensors are copied in pieces of at most this size."""
@@ -109,9 +110,6 @@ def staged_copies(block_bytes: int) -> Iterator[Copy]:
     """Copies to CUDA tensors, of pieces of at most `block_bytes`, in the order of the device's current stream.
 
     At the end, also of a load that failed, all copies are done and the blocks are given back.
-
-    Raises:
-        MemoryBudgetError: the host cannot page-lock the blocks.
     """
     with ExitStack() as locked:
         stager = Stager([locked.enter_context(page_locked(block_bytes)) for _ in range(BLOCKS)], send_to_device)
@@ -135,10 +133,8 @@ def send_to_device(target: Tensor, staged: Tensor) -> torch.cuda.Event:
 def page_locked(size_bytes: int) -> Iterator[Tensor]:
     """So many bytes of page-locked host memory, uint8, whole pages of its own, given back to the system at the end.
 
-    torch's own pinned memory stays with torch when it is freed.
-
-    Raises:
-        MemoryBudgetError: the host cannot page-lock them.
+    torch's own pinned memory stays with torch when it is freed. Where the host locks none, it is ordinary memory: a
+    copy out of that holds the host, and is right all the same.
     """
     import torch
 
@@ -147,10 +143,16 @@ def page_locked(size_bytes: int) -> Iterator[Tensor]:
     cuda = torch.cuda.cudart()
     error = int(cuda.cudaHostRegister(block.data_ptr(), size_bytes, HOST_REGISTER_PORTABLE))
     if error:
-        raise MemoryBudgetError(
-            f"the host cannot page-lock {size_bytes} bytes to stage weights (CUDA error {error}): free some of its "
-            "memory, or raise the limit on locked memory of this process"
+        with suppress(RuntimeError):  # CUDA keeps the error for the next launch that is checked: let it be this one
+            torch.zeros(1, device="cuda")
+        logger.warning(
+            "the host cannot page-lock %d bytes to stage weights (CUDA error %d): they are copied out of ordinary "
+            "memory, which is slower",
+            size_bytes,
+            error,
         )
+        yield block
+        return
     try:
         yield block
     finally:
