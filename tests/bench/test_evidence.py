@@ -72,15 +72,48 @@ def generate_table(model: str = "qwen3-14b", kind: str = "generate") -> str:
     return table(("batch", "TPOT ms", "p50", "p95", "p99", "tok/s", "TTFT ms"), rows)
 
 
+PARTS = {
+    "products": ("_rows_kernel", "_tiles_kernel", "nvjet"),
+    "attention": ("_split_kv", "flashinfer::BatchPrefill", "flashinfer::PersistentVariableLengthMerge"),
+    "states": ("_delta_state_kernel",),
+}
+"""How the names of kernels begin, or what stands in them, by what they are part of."""
+
+
+def breakdown_table() -> str:
+    rows = []
+    for model in TARGETS:
+        for entry in record(f"{model}-generate-h200")["results"]["kernels"]:
+            if "batch" not in entry:
+                continue
+            ms = dict.fromkeys([*PARTS, "the rest"], 0.0)
+            for kernel in entry["kernels"]:
+                part = next(
+                    (part for part, names in PARTS.items() if any(n in kernel["name"] for n in names)), "the rest"
+                )
+                ms[part] += kernel["total_us"] / entry["steps"] / 1e3
+            rate = entry["weight_bytes"] / ms["products"] / 1e9
+            idle = entry["idle_us"] / entry["steps"] / 1e3
+            rows.append(
+                (model, entry["batch"], ms["products"], rate, ms["attention"], ms["states"], ms["the rest"], idle)
+            )
+    return table(("model", "rows", "products", "at TB/s", "attention", "states", "the rest", "idle"), rows)
+
+
 def device_arms_table() -> str:
     rows = []
-    for model in ("qwen3-14b-slice", "qwen3-14b", "qwen3.5-27b"):
+    for model in ("qwen3.5-27b", "qwen3-14b", "qwen3-14b-slice"):
         for batch in record(f"{model}-arms-h200")["results"]["batches"]:
             for name, arm in batch["arms"].items():
                 medians = [arm["medians"][figure] for figure in ("mean", "p99", "plan_cpu_mean")]
-                counts = [f"{arm['counts_per_step'][count]:g}" for count in ("plan_allocations", "launches")]
-                rows.append((model, batch["batch"], name, *medians, *counts))
-    return table(("model", "batch", "arm", "mean ms", "p99", "plan CPU", "plan allocations", "launches"), rows)
+                counts = arm["counts_per_step"]
+                # Records from before plans were counted apart are of owners that were bound anew, kernels and all.
+                counted = "plan_allocations" in counts
+                planned = f"{counts['plan_allocations']:g}" if counted else ""
+                called = name if counted or name == "owned" else "bound anew"
+                rows.append((model, batch["batch"], called, *medians, planned, f"{counts['allocations']:g}"))
+    header = ("model", "batch", "arm", "mean ms", "p99", "plan CPU", "plan allocations", "allocations")
+    return table(header, rows)
 
 
 def serve_table() -> str:
@@ -120,7 +153,7 @@ def targets_table() -> str:
 
 
 TABLES = [peer_table, arms_table, host_table, lookup_table, generate_table, targets_table]
-TABLES += [partial(generate_table, "qwen3.5-27b", "generate"), device_arms_table, serve_table]
+TABLES += [partial(generate_table, "qwen3.5-27b", "generate"), breakdown_table, device_arms_table, serve_table]
 TABLES += [partial(generate_table, model, "pinned") for model in TARGETS]
 TABLES += [partial(generate_table, f"qwen3-{size}") for size in ("0.6b", "4b")]
 
