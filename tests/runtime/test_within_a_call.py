@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +96,87 @@ def test_an_interrupt_while_prompts_are_queued_cancels_those_that_were(
         assert len(runtime.generate([[1, 2, 3]], LONG)[0].token_ids) == 20
 
 
+@pytest.mark.parametrize("ask", ["submit", "stream", "astream"])
+def test_an_interrupt_before_anybody_holds_a_request_cancels_it(
+    ask: str, family_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with loaded(family_checkpoint, autostart=False) as runtime:
+        awake = [KeyboardInterrupt()]
+
+        def interrupted() -> None:
+            if awake:
+                raise awake.pop()
+
+        monkeypatch.setattr(runtime, "_awake", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            getattr(runtime, ask)([1, 2, 3], LONG)
+        assert runtime.stats()["requests_cancelled"] == 1
+        assert_at_rest(runtime)
+
+
+def test_an_interrupt_of_a_call_that_changes_nothing_leaves_the_runtime_up(
+    family_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted() -> dict[str, int]:
+        raise KeyboardInterrupt
+
+    with loaded(family_checkpoint, autostart=False) as runtime:
+        with monkeypatch.context() as patch:
+            patch.setattr(runtime._engine.scheduler, "counters", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                runtime.stats()
+        assert len(runtime.generate([[1, 2, 3]], LONG)[0].token_ids) == 20
+
+
+def test_a_change_that_an_interrupt_broke_off_is_said_at_the_next_call(
+    family_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with loaded(family_checkpoint, autostart=False) as runtime:
+        request = runtime.submit([1, 2, 3], LONG)
+        with monkeypatch.context() as patch:
+            patch.setattr(runtime._engine.scheduler, "cancel", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                request.cancel()
+        for call in (runtime.stats, lambda: runtime.submit([1]), runtime.step):
+            with pytest.raises(trivet.RuntimeDown, match="KeyboardInterrupt"):
+                call()
+        assert request.completion.finish_reason == "cancelled"
+
+
+@pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals reach the main thread")
+def test_interrupts_at_any_instruction_of_a_cancel_leave_no_lock_behind(family_checkpoint: Path) -> None:
+    armed = False
+
+    def interrupt(*_: Any) -> None:
+        nonlocal armed
+        if armed:
+            armed = False
+            raise KeyboardInterrupt
+
+    with loaded(family_checkpoint, autostart=False) as runtime:
+        request = runtime.submit([1, 2, 3], LONG)
+        runtime.run_until_idle()
+        before = signal.signal(signal.SIGVTALRM, interrupt)
+        signal.setitimer(signal.ITIMER_VIRTUAL, 1e-4, 1e-4)
+        try:
+            for _ in range(300):
+                with suppress(KeyboardInterrupt):
+                    armed = True
+                    while armed:
+                        request.cancel()
+        finally:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+            signal.signal(signal.SIGVTALRM, before)
+        told: list[dict[str, Any]] = []
+        other = threading.Thread(target=lambda: told.append(runtime.stats()), daemon=True)
+        other.start()
+        other.join(10)
+        assert told, "the lock is held by nobody who would give it back"
+
+
 @pytest.mark.parametrize("call", ["close", "step"])
 @pytest.mark.parametrize("within", ["step", "stats"])
 def test_what_would_wait_for_the_call_that_it_interrupts_is_refused(
@@ -147,9 +230,11 @@ def test_an_observer_that_fails_is_counted_and_one_that_is_none_is_refused(famil
         assert runtime.stats()["observers_failed"] == 1
     with pytest.raises(trivet.PluginError, match="object"):
         loaded(family_checkpoint, observers=[object()])
+    with pytest.raises(trivet.ConfigError, match="observers is None"):
+        loaded(family_checkpoint, observers=None)
 
 
-@pytest.mark.parametrize("wait", ["generate", "score", "stream", "wait"])
+@pytest.mark.parametrize("wait", ["generate", "score", "stream", "wait", "run_until_idle"])
 def test_an_observer_that_waits_for_a_step_on_the_thread_that_makes_it_is_told(
     wait: str, family_checkpoint: Path
 ) -> None:
@@ -163,6 +248,7 @@ def test_an_observer_that_waits_for_a_step_on_the_thread_that_makes_it_is_told(
             "score": lambda: runtime.score([1, 2]),
             "stream": lambda: next(runtime.stream([1, 2], LONG)),
             "wait": lambda: runtime.submit([1, 2], LONG).wait(),
+            "run_until_idle": runtime.run_until_idle,
         }
         try:
             waits[wait]()

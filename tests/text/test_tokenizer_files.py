@@ -1,10 +1,12 @@
 """A checkpoint's tokenizer.json is read as it stands, or refused by name."""
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import tokenizers
+from tests.text.conftest import byte_fallback, byte_level
 
 from trivet.errors import CheckpointError, RequestRejected
 from trivet.text import Tokenizer
@@ -73,3 +75,22 @@ def test_threads_share_a_tokenizer(tokenizer: Tokenizer) -> None:
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(tokenizer.encode, texts)) == expected
         assert list(pool.map(tokenizer.decode, expected)) == [tokenizer.decode(ids) for ids in expected]
+
+
+@pytest.mark.parametrize(
+    ("change", "keeps"),
+    [
+        (lambda inner: setattr(inner, "normalizer", None), True),
+        (lambda inner: setattr(inner, "normalizer", tokenizers.normalizers.NFC()), True),
+        (lambda inner: setattr(inner, "normalizer", tokenizers.normalizers.StripAccents()), False),
+        (lambda inner: setattr(inner, "pre_tokenizer", tokenizers.pre_tokenizers.Whitespace()), False),
+        (lambda inner: inner.add_tokens([tokenizers.AddedToken("<cut>", rstrip=True)]), False),
+    ],
+)
+def test_only_byte_level_vocabularies_are_said_to_keep_every_character(
+    change: Callable[[tokenizers.Tokenizer], object], keeps: bool
+) -> None:
+    inner = byte_level()
+    change(inner)
+    assert Tokenizer(inner).keeps_characters == keeps
+    assert not Tokenizer(byte_fallback()).keeps_characters

@@ -26,6 +26,7 @@ from trivet.layers.rotary import RotaryTable
 from trivet.layout import Buffers
 from trivet.ops.packed import PackedRows
 from trivet.ops.transfer import to_device
+from trivet.runtime.attempt import Attempt
 from trivet.runtime.blueprint import Blueprint
 from trivet.runtime.capture import CapturedPlans, GraphPool, Taken
 from trivet.runtime.fault import lost_device, release_locals
@@ -101,6 +102,7 @@ class Engine:
         self.captured: Taken | None = None
         self.graph_steps = 0
         self.lock = threading.RLock()
+        self._attempt = Attempt(self.lock)
         self.plan_updates = 0
         self.fatal: BaseException | None = None
         self._end_token_ids = frozenset(end_token_ids)
@@ -161,24 +163,23 @@ class Engine:
             extra={"request_id": request.id},
         )
 
-    def cancel(self, request: Request) -> None:
-        """End `request` as cancelled, wherever it is; nothing happens if it has ended or was never submitted.
+    def cancel(self, *requests: Request) -> None:
+        """End `requests` as cancelled, wherever they are; nothing happens if one has ended or was never submitted.
 
         Never waits, because the garbage collector may call it (a stream that was dropped) on any thread and in the
         middle of anything. While the accounts are being changed it is only noted: who changes them carries it out
         afterwards, or at the latest the next step does.
         """
-        self._cancelled.append(request)
-        if self.lock.acquire(blocking=False):
-            try:
-                self._account(lambda: None)
-            finally:
-                self.lock.release()
+        self._cancelled.extend(requests)
+        with self._attempt.take as taken:
+            if taken:
+                with self._attempt.taken:
+                    self._account(lambda: None, undone=True)
 
     def counters(self) -> dict[str, int]:
         """Counters of the scheduler and of this engine, all of the same moment."""
         own = {"plan_updates": self.plan_updates, "graph_steps": self.graph_steps}
-        return self._account(self.scheduler.counters) | own
+        return self._account(self.scheduler.counters, undone=True) | own
 
     def end_all(self, error: BaseException) -> None:
         """End every open request with `error`. Nothing can be submitted or cancelled any more."""
@@ -338,14 +339,14 @@ class Engine:
             undone: where `change` raises, it has left the accounts as they were.
         """
         with self.lock:
-            outer, harmless = self._changing, False
+            outer, harmless = self._changing, True
             try:
                 self._changing, self._changed_by = True, threading.get_ident()
                 if not outer:
                     self._carry_out_cancellations()
                 harmless = undone
                 result = change()
-                harmless = False
+                harmless = True
                 if not outer:
                     self._carry_out_cancellations()
                 return result
@@ -358,10 +359,15 @@ class Engine:
 
     def _carry_out_cancellations(self) -> None:
         while self._cancelled:
-            request = self._cancelled.popleft()
+            request = self._cancelled[0]
             if request.id in self._outputs:  # it was submitted, and has not ended
-                self.scheduler.cancel(request)
-                self._settle(request)
+                try:
+                    self.scheduler.cancel(request)
+                    self._settle(request)
+                except BaseException as error:
+                    self.fatal = self.fatal or error
+                    raise
+            self._cancelled.popleft()
 
     def _bind(self, plan: StepPlan) -> None:
         for row in plan.fresh_rows:
@@ -656,6 +662,6 @@ class Engine:
                 request.finish_reason,
                 request.prompt_tokens,
                 request.new_tokens,
-                f": {request.error}" if request.error is not None else "",
+                f": {type(request.error).__name__}: {request.error}" if request.error is not None else "",
                 extra={"request_id": request.id},
             )

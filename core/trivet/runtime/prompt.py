@@ -10,8 +10,10 @@ from trivet.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
 
-ROOM_FOR_NORMALISATION = 4
-"""Characters of a prompt for one that is left of it: tokenizers may join or drop some, spaces above all."""
+ORDINARY_CHARS = 16
+"""For each token that a prompt may have: text of fewer is encoded without a look at the vocabulary."""
+ROOM_FOR_COMPOSITION = 4
+"""Characters of a prompt, at most, for one that Unicode normalisation composes of them."""
 
 
 def prompt_ids(prompt: Prompt, tokenizer: Tokenizer | None, vocab_size: int, max_context: int) -> list[int]:
@@ -38,11 +40,12 @@ def check_length(text: str, tokenizer: Tokenizer, max_context: int) -> None:
     """Refuse text that cannot fit into `max_context` tokens before time is spent on encoding it.
 
     Raises:
-        RequestRejected: it has more characters than so many of the longest tokens, with room for what a tokenizer's
-            normalisation may take away.
+        RequestRejected: it has more characters than so many of the longest tokens, with room for composed characters,
+            and the tokenizer drops none.
     """
-    most = ROOM_FOR_NORMALISATION * max_context * tokenizer.longest_token_chars
-    if len(text) > most:
+    if len(text) <= ORDINARY_CHARS * max_context or not tokenizer.keeps_characters:
+        return
+    if len(text) > ROOM_FOR_COMPOSITION * max_context * tokenizer.longest_token_chars:
         raise RequestRejected(
             f"the prompt has {len(text)} characters, more than {max_context} tokens (max_context) can hold: the "
             f"longest token has {tokenizer.longest_token_chars}"

@@ -146,6 +146,8 @@ class Runtime:
             raise ConfigError(f"autostart is {autostart!r}, expected True or False")
         if progress is not None and not callable(progress):
             raise ConfigError(f"progress is {progress!r}, expected a function of two numbers of bytes, or None")
+        if not isinstance(observers, Sequence) or isinstance(observers, str):
+            raise ConfigError(f"observers is {observers!r}, expected a list of objects with a step hook")
         options = SizingOptions(
             dtype=dtype,
             limits=limits,
@@ -291,7 +293,7 @@ class Runtime:
                 self._stepping_thread = 0
                 fatal = self._engine.fatal
                 if fatal is not None:
-                    self._go_down(f"a fault left the runtime unusable: {type(fatal).__name__}: {fatal}", fatal)
+                    self._go_down(_unusable(fatal), fatal)
         with self._observing:
             for report in reports:
                 self._plugins.observe_step(report)
@@ -305,6 +307,7 @@ class Runtime:
         """
         self._check_up()
         while self._engine.has_work:
+            self._check_waiting()
             if self._thread is None:
                 self.step()
             else:
@@ -405,13 +408,17 @@ class Runtime:
         with self._engine.lock:
             self._check_up()
             self._engine.submit(request, output)
-        self._awake()
-        drive = None if self._thread else self.step
-        return Request(request, output, self._cancel, self._decoder, drive, self._check_waiting)
+        try:
+            self._awake()
+            drive = None if self._thread else self.step
+            return Request(request, output, self._cancel, self._decoder, drive, self._check_waiting)
+        except BaseException:  # an interrupt, before anybody holds the request
+            self._cancel(request)
+            raise
 
-    def _cancel(self, request: ScheduledRequest) -> None:
+    def _cancel(self, *requests: ScheduledRequest) -> None:
         if self._down is None:
-            self._engine.cancel(request)
+            self._engine.cancel(*requests)
             self._awake()
 
     def _decoder(self) -> StreamDecoder | None:
@@ -434,8 +441,7 @@ class Runtime:
                     else:
                         handle.wait()
         except BaseException:
-            for request, _ in prepared:  # nothing happens to those that were not submitted
-                self._cancel(request)
+            self._cancel(*(request for request, _ in prepared))
             raise
         return handles
 
@@ -459,7 +465,7 @@ class Runtime:
             except BaseException as error:
                 logger.exception("the runtime's thread failed")
                 with self._steps:
-                    self._go_down(f"the runtime's thread failed: {error}", error)
+                    self._go_down(f"the runtime's thread failed: {type(error).__name__}: {error}", error)
                 return
             if report.path == "idle" and not self._engine.busy:
                 with self._wake:
@@ -507,6 +513,13 @@ class Runtime:
         self._check_process()
         if self._down is not None:
             raise RuntimeDown(str(self._down)) from self._down.__cause__
+        fatal = self._engine.fatal
+        if fatal is not None:  # the next step takes it down
+            raise RuntimeDown(f"{_unusable(fatal)}; load a new runtime") from fatal
+
+
+def _unusable(fault: BaseException) -> str:
+    return f"a fault left the runtime unusable: {type(fault).__name__}: {fault}"
 
 
 def _listed(values: Iterable[Value], name: str) -> list[Value]:

@@ -42,6 +42,16 @@ class Tokenizer:
         self._special = frozenset(token.content for token in added if token.special)
 
     @cached_property
+    def keeps_characters(self) -> bool:
+        """Whether every character of a text is in some token: byte-level vocabularies, at most in composed form."""
+        normalizer, pre_tokenizer = self._inner.normalizer, self._inner.pre_tokenizer
+        composing = normalizer is None or json.loads(normalizer.__getstate__())["type"] in ("NFC", "NFKC")
+        steps = "" if pre_tokenizer is None else pre_tokenizer.__getstate__().decode()
+        strips = any(token.lstrip or token.rstrip for token in self._inner.get_added_tokens_decoder().values())
+        byte_level = isinstance(self._inner.model, tokenizers.models.BPE) and '"ByteLevel"' in steps
+        return composing and byte_level and '"Removed"' not in steps and not strips
+
+    @cached_property
     def longest_token_chars(self) -> int:
         """Characters of the longest token, at most: in a byte-level vocabulary a token is written by its bytes."""
         return max(map(len, self._inner.get_vocab(with_added_tokens=True)), default=1)
