@@ -146,18 +146,20 @@ def test_pages_that_32_bit_offsets_do_not_reach_are_written_and_read_as_near_one
 
     group, kv_heads, head_dim, page_size, spare_pages = 4, 8, 128, 16, 700
     pages = LARGE_ELEMENTS // (page_size * kv_heads * head_dim) + spare_pages
-    still = torch.cat((torch.ones(4096, head_dim // 2), torch.zeros(4096, head_dim // 2)), 1).flatten().cuda()
+    limits = Limits(8, 640, 4096, page_size)
+    half_table = (limits.max_context, head_dim // 2)
+    still = torch.cat((torch.ones(half_table), torch.zeros(half_table)), 1).flatten().cuda()
     keys, values = (
         torch.empty(pages, page_size, kv_heads, head_dim, dtype=torch.bfloat16, device="cuda") for _ in range(2)
     )
     for decode in (SPLIT_KV, PAGED_PREFILL, COMPILED):
         path = untimed_path(decode, HOPPER_FROM[head_dim])
-        capacity = capacity_here(path, group, kv_heads, head_dim, Limits(8, 640, 4096, page_size))
+        capacity = capacity_here(path, group, kv_heads, head_dim, limits)
         owner = bound_owner(path, capacity)
         for query_lengths, kv_lengths, decodes in (
-            ([1] * 4, [4096, 17, 1, 2000], 4),
-            ([1, 1, 40], [4096, 33, 700], 2),
-            ([1, 1, 300], [4096, 33, 700], 2),  # on the Hopper kernel
+            ([1] * 4, [limits.max_context, 17, 1, 2000], 4),
+            ([1, 1, 40], [limits.max_context, 33, 700], 2),
+            ([1, 1, 300], [limits.max_context, 33, 700], 2),  # on the Hopper kernel
         ):
             near = PagedRows.drawn(capacity, query_lengths, kv_lengths, decodes)
             far = far_away(near, (keys, values))

@@ -178,8 +178,12 @@ class Engine:
 
     def counters(self) -> dict[str, int]:
         """Counters of the scheduler and of this engine, all of the same moment."""
-        own = {"plan_updates": self.plan_updates, "graph_steps": self.graph_steps}
-        return self._account(self.scheduler.counters, undone=True) | own
+
+        def counted() -> dict[str, int]:
+            own = {"plan_updates": self.plan_updates, "graph_steps": self.graph_steps}
+            return self.scheduler.counters() | own
+
+        return self._account(counted, undone=True)
 
     def end_all(self, error: BaseException) -> None:
         """End every open request with `error`. Nothing can be submitted or cancelled any more."""
