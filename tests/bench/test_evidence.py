@@ -102,18 +102,18 @@ def breakdown_table() -> str:
 
 def device_arms_table() -> str:
     rows = []
-    for model in ("qwen3.5-27b", "qwen3-14b", "qwen3-14b-slice"):
-        for batch in record(f"{model}-arms-h200")["results"]["batches"]:
+    for kept in ("qwen3-14b-slice-arms", "qwen3-14b-arms", "qwen3-14b-graphs", "qwen3.5-27b-arms"):
+        found = record(f"{kept}-h200")
+        for batch in found["results"]["batches"]:
             for name, arm in batch["arms"].items():
                 medians = [arm["medians"][figure] for figure in ("mean", "p99", "plan_cpu_mean")]
-                counts = arm["counts_per_step"]
-                # Records from before plans were counted apart are of owners that were bound anew, kernels and all.
-                counted = "plan_allocations" in counts
-                planned = f"{counts['plan_allocations']:g}" if counted else ""
-                called = name if counted or name == "owned" else "bound anew"
-                rows.append((model, batch["batch"], called, *medians, planned, f"{counts['allocations']:g}"))
+                counts = [
+                    f"{arm['counts_per_step'][count]:g}"
+                    for count in ("plan_allocations", "allocations", "launches", "graph_launches")
+                ]
+                rows.append((found["settings"]["model"], batch["batch"], name, *medians, *counts))
     header = ("model", "batch", "arm", "mean ms", "p99", "plan CPU", "plan allocations", "allocations")
-    return table(header, rows)
+    return table((*header, "launches", "graphs"), rows)
 
 
 def serve_table() -> str:
@@ -154,6 +154,7 @@ def targets_table() -> str:
 
 TABLES = [peer_table, arms_table, host_table, lookup_table, generate_table, targets_table]
 TABLES += [partial(generate_table, "qwen3.5-27b", "generate"), breakdown_table, device_arms_table, serve_table]
+TABLES += [partial(generate_table, "qwen3-14b", "batches")]
 TABLES += [partial(generate_table, model, "pinned") for model in TARGETS]
 TABLES += [partial(generate_table, f"qwen3-{size}") for size in ("0.6b", "4b")]
 

@@ -119,6 +119,8 @@ def of_model(size: str, model: str) -> Iterator[Stage]:
     yield Stage(f"gate-{size}", (of(f"trivet gate {model} --weights random --device cuda --long --out {OUT}"),), 900)
     steps = "--batch 1,16,64 --new-tokens 256 --repeats 2 --ttft 4096 --warm-ttft 4096 --kernels"
     yield Stage(f"generate-{size}", (generate(model, steps),), 600)
+    others = "--batch 2,4,8,24,32,48 --new-tokens 48 --repeats 2"
+    yield Stage(f"batches-{size}", (generate(model, others),), 600)
     many = "--batch 64 --new-tokens 16 --repeats 2 --many 256 --many-new-tokens 128 --max-requests 256"
     yield Stage(f"throughput-{size}", (generate(model, many, 16384),), 600)
     pinned = "--batch 1,16,64 --new-tokens 64 --repeats 2 --numeric-policy pinned"
