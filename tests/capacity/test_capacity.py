@@ -16,15 +16,26 @@ from tests.support.attention import geometry
 import trivet
 from trivet import checked
 from trivet.capacity import DeviceProfile, Limits, PlanCapacity, RuntimeCapacity, TileShape, device
+from trivet.capacity.chunks import DEVICE_CHUNK_TOKENS
 from trivet.capacity.plan import SHORT_PROMPTS
 from trivet.errors import CapacityExceeded, ConfigError
 from trivet.geometry import ModelGeometry
-from trivet.reservation.recurrent import DEVICE_CHUNK_TOKENS
 
 DIMENSIONS = ("requests", "tokens", "positions", "pages_per_request", "pages", "indptr", "query_tiles", "tiles")
 
 limits = st.builds(Limits, *(st.integers(1, 300) for _ in range(4)))
 tiles = st.builds(TileShape, st.integers(1, 100), st.integers(1, 300))
+
+
+def test_the_limits_of_a_device_change_only_where_they_are_named() -> None:
+    own = Limits.for_device("cuda")
+    assert Limits.for_device("cuda", max_context=65536) == Limits(
+        own.max_requests, own.max_step_tokens, 65536, own.page_size
+    )
+    assert Limits.for_device("cuda", 1000).max_context == 1000 < own.max_context
+    assert Limits.for_device("cuda", 1000, max_context=2000).max_context == 2000
+    with pytest.raises(ConfigError, match="'h200': expected one of cpu, cuda"):
+        Limits.for_device("h200")
 
 
 @settings(max_examples=200, deadline=None)

@@ -77,22 +77,18 @@ def decode_blocks() -> dict[str, Any]:
 
 
 def swept() -> list[dict[str, Any]]:
-    """Ways to take states from chunk to chunk and to read outputs, as changes to `CONFIGS`, what serves first."""
+    """Ways to take states from chunk to chunk and to read outputs, as changes to `FASTEST`, what serves first."""
     scans = [(64, 4, 3), (64, 8, 2), (32, 4, 3), (32, 4, 2), (128, 8, 2)]
-    return [{}, *({"scan": _scan_config(*scan)} for scan in scans)]
-
-
-def _scan_config(columns: int, warps: int, stages: int) -> dict[str, int]:
-    return {"BLOCK_V": columns, "num_warps": warps, "num_stages": stages}
+    return [{}, *({"columns": columns, "warps": warps, "stages": stages} for columns, warps, stages in scans)]
 
 
 def compile_one(change: dict[str, Any]) -> str | None:
     """Build one way to scan; what went wrong, or None."""
     try:
-        from trivet.ops.fused.delta_chunks import CONFIGS
+        from trivet.ops.fused.delta_scan import FASTEST
 
         layer = DeltaLayer.drawn(PUBLISHED, 1, DTYPE, seed=0)
-        chunked(layer, layer.projected(70), [70], evolve(CONFIGS, **change))()
+        chunked(layer, layer.projected(70), [70], evolve(FASTEST, **change))()
         torch.cuda.synchronize()
     except Exception as error:
         return f"{type(error).__name__}: {error}"[:200]
@@ -126,7 +122,7 @@ def decoded(layer: DeltaLayer, projected: Tensor, slots: Tensor, out: Tensor, na
     return delta_decode(projected, *parameters, *states, out, dependent=True, blocks=decode_blocks()[name])
 
 
-def chunked(layer: DeltaLayer, projected: Tensor, lengths: list[int], configs: Any) -> Callable[[], Tensor]:
+def chunked(layer: DeltaLayer, projected: Tensor, lengths: list[int], scan: Any) -> Callable[[], Tensor]:
     """The chunked rule alone, on inputs that are there."""
     from trivet.ops.fused.delta_chunks import chunked_delta_rule
     from trivet.ops.fused.delta_inputs import delta_inputs
@@ -134,8 +130,7 @@ def chunked(layer: DeltaLayer, projected: Tensor, lengths: list[int], configs: A
     table, slots = PackedRows(lengths, "cuda").table(0), layer.some_slots(len(lengths))
     parameters = (layer.recurrent, layer.conv_weight, layer.a_log, layer.dt_bias)
     made = delta_inputs(projected, *parameters, layer.copied().tails, slots, table)
-    given = (made.query, made.key, made.value, made.decay, made.beta, layer.states, slots, table)
-    return lambda: chunked_delta_rule(*given, configs=configs)
+    return lambda: chunked_delta_rule(made, layer.states, slots, table, scan=scan)
 
 
 def decode_figures() -> list[dict[str, Any]]:
@@ -162,8 +157,8 @@ def decode_figures() -> list[dict[str, Any]]:
 
 def prefill_figures() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The whole layer by prompt; the chunked rule by the way to scan."""
-    from trivet.ops.fused.delta_chunks import CONFIGS
     from trivet.ops.fused.delta_inputs import delta_inputs
+    from trivet.ops.fused.delta_scan import FASTEST
     from trivet.ops.fused.gated_norm import gated_rms_norm
 
     figures: list[dict[str, Any]] = []
@@ -181,7 +176,7 @@ def prefill_figures() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         norm = [lambda m=mixed, g=gate: gated_rms_norm(m, g, layer.norm_weight, NORM_EPS)]
         figure = {"tokens": tokens, "layer_us": microseconds(whole), "inputs_us": microseconds(inputs)}
         if cut is None:
-            figure["rule_us"] = microseconds([chunked(layer, projected, [tokens], CONFIGS)])
+            figure["rule_us"] = microseconds([chunked(layer, projected, [tokens], FASTEST)])
             figure["norm_us"] = microseconds(norm)
         else:
             figure["cut"] = cut
@@ -207,7 +202,7 @@ def prefill_figures() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         timed = []
         for change in swept():
             try:
-                us = microseconds([chunked(layer, projected, list(lengths), evolve(CONFIGS, **change))])
+                us = microseconds([chunked(layer, projected, list(lengths), evolve(FASTEST, **change))])
             except Exception as error:
                 sweep.append({"rows": name, "change": change, "failed": str(error)[:200]})
                 continue
@@ -247,7 +242,7 @@ def verified() -> dict[str, float]:
 
 def _ways_apart() -> dict[str, float]:
     """How far each way to scan is from what serves, at rows of several chunks."""
-    from trivet.ops.fused.delta_chunks import CONFIGS
+    from trivet.ops.fused.delta_scan import FASTEST
 
     lengths, errors = [200, 64, 65], {}
     layer = DeltaLayer.drawn(PUBLISHED, len(lengths), DTYPE, seed=3)
@@ -257,7 +252,7 @@ def _ways_apart() -> dict[str, float]:
         copy = layer.copied()
         copy.generator.set_state(draws)  # for the same slots
         try:
-            out = chunked(copy, projected, lengths, evolve(CONFIGS, **change))()
+            out = chunked(copy, projected, lengths, evolve(FASTEST, **change))()
         except Exception:
             if not change:  # what serves, which others are held against
                 raise

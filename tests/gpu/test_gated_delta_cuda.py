@@ -9,6 +9,7 @@ import math
 import multiprocessing
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -21,6 +22,9 @@ from trivet.capacity.fused import MOST_FUSED_TAPS
 from trivet.geometry import RecurrentGeometry
 from trivet.ops import PackedRows, causal_conv_prefill, decay_and_beta, gated_rms_norm
 from trivet.ops.gated_delta import UNIT_LENGTH_EPS
+
+if TYPE_CHECKING:
+    from trivet.ops.fused.delta_inputs import DeltaInputs
 
 ON_DEVICE = DEVICE == "cuda"
 SMALL = RecurrentGeometry(key_heads=2, value_heads=4, key_dim=32, value_dim=64, conv_kernel=3)
@@ -38,8 +42,8 @@ BATCHES = (1, 3, 16, 64) if ON_DEVICE else (1, 3)
 TOGETHER = (1, 2, 16, 64) if ON_DEVICE else (1, 2, 3)
 BLOCKS = [(8, 1), (32, 2), (128, 8)]
 """Columns and warps by which no state is served."""
-OTHER_SCAN = {"BLOCK_V": 32, "num_warps": 4, "num_stages": 2}
-"""A configuration of the scan that does not serve."""
+OTHER_SCAN = (32, 4, 2)
+"""Columns, warps and stages of a scan that does not serve."""
 FAR_ELEMENTS = 2**31 if ON_DEVICE else 2**16
 """Of a pool's states, before the slots that are used: on a device more than 32-bit offsets reach."""
 LENGTHS = [[1], [63], [64], [65], [128], [1, 65, 2, 64, 130, 63, 1], *([[8192], [8192, 5, 1]] if ON_DEVICE else [])]
@@ -240,8 +244,9 @@ def check_cuts(recurrent: RecurrentGeometry, lengths: list[int], cuts: list[Stat
 
 
 def test_outputs_are_the_same_up_to_rounding_however_chunks_are_scanned() -> None:
-    from trivet.ops.fused.delta_chunks import CONFIGS, chunked_delta_rule
+    from trivet.ops.fused.delta_chunks import chunked_delta_rule
     from trivet.ops.fused.delta_inputs import delta_inputs
+    from trivet.ops.fused.delta_scan import ScanConfig
 
     lengths = [130, 3, 66]
     layer = DeltaLayer.drawn(CHUNKED[0], len(lengths), SERVED_DTYPE, seed=10)
@@ -250,20 +255,56 @@ def test_outputs_are_the_same_up_to_rounding_however_chunks_are_scanned() -> Non
     table = PackedRows(lengths, DEVICE, cuts=[StateCut(0, 65, 0)]).table(0)
     parameters = (layer.recurrent, layer.conv_weight, layer.a_log, layer.dt_bias, layer.tails, slots, table)
     made = delta_inputs(projected, *parameters, kept[1])
-    given = (made.query, made.key, made.value, made.decay, made.beta)
-    out = chunked_delta_rule(*given, layer.states, slots, table, kept[0])
-    found = chunked_delta_rule(*given, other.states, slots, table, other_kept[0], evolve(CONFIGS, scan=OTHER_SCAN))
+    out = chunked_delta_rule(made, layer.states, slots, table, kept[0])
+    found = chunked_delta_rule(made, other.states, slots, table, other_kept[0], ScanConfig(*OTHER_SCAN))
     assert apart(found, out.double()) <= FURTHEST[SERVED_DTYPE] / 4
     assert apart(other.states, layer.states.double()) <= 1e-3
     assert apart(other_kept[0], kept[0].double()) <= 1e-3
 
 
 def test_devices_of_little_shared_memory_give_the_same_bits_by_fewer_stages() -> None:
-    from trivet.ops.fused.delta_chunks import CONFIGS, configs_within
+    from trivet.ops.fused.delta_scan import FASTEST, config_within
 
-    few = configs_within(99 * 2**10)
-    assert configs_within(227 * 2**10) == CONFIGS
-    assert {name for name, value in few.scan.items() if value != CONFIGS.scan[name]} == {"num_stages"}
+    assert config_within(227 * 2**10) == FASTEST
+    assert config_within(99 * 2**10) == evolve(FASTEST, stages=FASTEST.stages - 1)
+
+
+def hardest(inputs: DeltaInputs) -> DeltaInputs:
+    """Every token writes over what the one before it wrote: equal keys, full strength, and nothing is forgotten."""
+    key = inputs.key[:1].expand_as(inputs.key).contiguous()
+    return evolve(inputs, key=key, decay=torch.zeros_like(inputs.decay), beta=torch.ones_like(inputs.beta))
+
+
+@pytest.mark.parametrize("recurrent", [*CHUNKED, UNEVEN, WIDE], ids=lambda g: f"{g.key_dim}-{g.value_dim}")
+@pytest.mark.parametrize("drawn", ["inputs", "hardest"])
+def test_each_chunk_is_solved_as_float64_solves_it(recurrent: RecurrentGeometry, drawn: str) -> None:
+    from trivet.ops.fused.delta_inputs import delta_inputs
+    from trivet.ops.fused.delta_systems import delta_systems, delta_writes
+
+    lengths = [130, 64, 3]
+    layer = DeltaLayer.drawn(recurrent, len(lengths), SERVED_DTYPE, seed=14)
+    slots, table = layer.some_slots(len(lengths)), PackedRows(lengths, DEVICE).table(0)
+    parameters = (recurrent, layer.conv_weight, layer.a_log, layer.dt_bias, layer.tails, slots, table)
+    made = delta_inputs(layer.projected(sum(lengths)), *parameters)
+    made = hardest(made) if drawn == "hardest" else made
+    weights, inverses = delta_systems(made.query, made.key, made.decay, made.beta, table)
+    readers, written = delta_writes(made.key, made.value, made.decay, made.beta, inverses, table)
+    group, rounding = recurrent.value_heads // recurrent.key_heads, FURTHEST[SERVED_DTYPE]
+    chunks = [min(64, length - begin) for length in lengths for begin in range(0, length, 64)]
+    parts = [part.double().split(chunks) for part in (made.query, made.key, made.value, made.decay, made.beta)]
+    found = (part.double().split(chunks) for part in (weights, readers, written))
+    for query, key, value, decay, beta, weight, reader, write in zip(*parts, *found, strict=True):
+        # heads first
+        query, key = (part.repeat_interleave(group, 1).transpose(0, 1) for part in (query, key))
+        value, decay, beta = value.transpose(0, 1), decay.T, beta.T
+        faded = torch.exp2((decay[:, :, None] - decay[:, None, :]).tril()).tril()
+        system = (key @ key.transpose(1, 2) * faded * beta[:, :, None]).tril(-1)
+        solve = torch.linalg.inv(torch.eye(len(system[0]), dtype=torch.float64, device=DEVICE) + system)
+        expected = query @ key.transpose(1, 2) * recurrent.key_dim**-0.5 * faded
+        assert not weight[:, :, len(system[0]) :].any()
+        assert apart(weight[:, :, : len(system[0])].transpose(0, 1), expected) <= rounding
+        assert apart(reader.transpose(0, 1), solve @ (key * (beta * torch.exp2(decay))[:, :, None])) <= rounding
+        assert apart(write.transpose(0, 1), solve @ (value * beta[:, :, None])) <= rounding
 
 
 def test_a_cut_without_snapshots_is_refused() -> None:

@@ -12,13 +12,14 @@ from tests.support.delta import DEVICE, PUBLISHED, DeltaLayer
 
 from trivet.caches.state import PADDING_SLOTS, StateCut, StatePool, state_layout
 from trivet.capacity import DeviceProfile, Limits, RuntimeCapacity, TileShape
+from trivet.capacity.chunks import MOST_CUTS_PER_ROW
 from trivet.dtypes import as_torch
 from trivet.geometry import ModelGeometry, RecurrentGeometry
 from trivet.layers import context
 from trivet.layers.context import StepContext
 from trivet.ops.packed import PackedRows
 from trivet.reservation.cuda import GRAPH_POOL_SLACK_BYTES, graph_pool_bytes
-from trivet.reservation.recurrent import MOST_CUTS_PER_ROW, fused_recurrent_bytes
+from trivet.reservation.recurrent import fused_recurrent_bytes
 from trivet.runtime.meter import StorageMeter
 
 ON_DEVICE = DEVICE == "cuda"

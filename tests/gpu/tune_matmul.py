@@ -34,9 +34,17 @@ from torch import Tensor
 from torch.nn.functional import linear, silu
 
 from trivet.ops.fused.activation import silu_and_mul
-from trivet.ops.fused.matmul import LEAST_BLOCK_M, MOST_ROWS_WITHOUT_TENSOR_CORES, blocks_of, launch_matmul
+from trivet.ops.fused.matmul import LEAST_BLOCK_M, blocks_of, launch_matmul
 from trivet.ops.fused.norm import rms_norm
-from trivet.ops.fused.table import BATCHES, LIBRARY, DeviceTable, MatmulConfig, MatmulShape, tables_from
+from trivet.ops.fused.table import (
+    BATCHES,
+    LIBRARY,
+    MOST_ROWS_WITHOUT_TENSOR_CORES,
+    DeviceTable,
+    MatmulConfig,
+    MatmulShape,
+    tables_from,
+)
 
 BYTES_BEYOND_L2 = 200 * 2**20
 LEAST_LAUNCHES = 12

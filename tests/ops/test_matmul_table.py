@@ -5,6 +5,8 @@ import math
 from importlib import resources
 from pathlib import Path
 
+import pytest
+
 from trivet.ops.fused.table import (
     BATCHES,
     LIBRARY,
@@ -71,6 +73,14 @@ def test_rows_go_to_the_kernel_of_the_smallest_batch_that_holds_them() -> None:
 def test_a_shape_that_was_not_measured_has_no_kernels() -> None:
     assert DeviceTable().by_rows(SHAPE) == ()
     assert DeviceTable({SHAPE: {}}).by_rows(SHAPE) == ()
+
+
+def test_more_rows_than_a_kernel_multiplies_are_refused() -> None:
+    kernel = {"kernel": "rows", "block_n": 2, "block_k": 64, "warps": 4}
+    shape = {"outputs": 64, "inner": 128, "dtype": "bfloat16", "gated": False, "batches": {"4": kernel, "8": kernel}}
+    document = {"some": {"names": ["some device"], "dependent_launch": True, "shapes": [shape]}}
+    with pytest.raises(ValueError, match="up to 8 rows to the kernel 'rows', which multiplies at most 4"):
+        tables_from(json.dumps(document))
 
 
 def test_where_the_library_was_faster_the_document_says_so() -> None:

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from trivet.caches.state import StateCut
+from trivet.capacity.chunks import DEVICE_CHUNK_TOKENS
 from trivet.ops import PackedRows
-from trivet.reservation.recurrent import DEVICE_CHUNK_TOKENS
 
 
 def test_indices_are_worked_out_once() -> None:

@@ -9,13 +9,9 @@ from collections.abc import Iterable
 
 from trivet.capacity.device import DeviceProfile
 from trivet.geometry import LayerGeometry, RecurrentGeometry
-from trivet.installed import missing_distribution, missing_triton
+from trivet.installed import missing_triton
 
 FUSED_DTYPES = ("bfloat16", "float16")
-
-CHUNK_DISTRIBUTION = "fla-core"
-CHUNK_TESTED_VERSION = "0.6.0"
-"""The one version whose kernels `trivet.ops.fused.delta_chunks` launches."""
 
 MOST_HEAD_WIDTH = 256
 """Of a key or value head of a recurrent layer, in its fused kernels."""
@@ -42,11 +38,9 @@ def fused_kernels_missing(device: DeviceProfile, dtype: str) -> str | None:
 def chunk_kernels_missing(device: DeviceProfile, dtype: str, layers: Iterable[LayerGeometry]) -> str | None:
     """Why the chunk kernels do not serve all recurrent ones of `layers`, or None if they do.
 
-    A CUDA device that is not here is supposed to have the libraries.
+    A CUDA device that is not here is supposed to have Triton.
     """
     missing = fused_kernels_missing(device, dtype)
-    if missing is None and device.present:
-        missing = missing_fla()
     if missing is not None:
         return missing
     reasons = (beyond_chunk_kernels(layer) for layer in layers if isinstance(layer, RecurrentGeometry))
@@ -62,8 +56,3 @@ def beyond_chunk_kernels(layer: RecurrentGeometry) -> str | None:
     if layer.conv_kernel > MOST_FUSED_TAPS:
         return f"they take convolutions of up to {MOST_FUSED_TAPS} taps, and the model has some of {layer.conv_kernel}"
     return None
-
-
-def missing_fla() -> str | None:
-    """Why the library of the chunk kernels cannot be used on this machine, or None if it can."""
-    return missing_distribution("fla", CHUNK_DISTRIBUTION, CHUNK_TESTED_VERSION)

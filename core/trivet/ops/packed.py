@@ -16,8 +16,8 @@ from attrs import evolve, field, frozen
 from torch import Tensor
 
 from trivet.caches.state import StateCut
+from trivet.capacity.chunks import CHUNK_TOKENS, DEVICE_CHUNK_TOKENS, SHORT_TOKENS, chunk_table_parts
 from trivet.ops.transfer import to_device
-from trivet.reservation.recurrent import CHUNK_TOKENS, DEVICE_CHUNK_TOKENS, SHORT_TOKENS, chunk_table_parts
 
 Indices = npt.NDArray[np.int64]
 

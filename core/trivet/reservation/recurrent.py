@@ -11,35 +11,18 @@ from __future__ import annotations
 
 import math
 
+from trivet.capacity.chunks import (
+    CHUNK_TOKENS,
+    DEVICE_CHUNK_TOKENS,
+    MOST_CUTS_PER_ROW,
+    SHORT_TOKENS,
+    chunk_table_parts,
+    most_device_chunks,
+)
 from trivet.dtypes import FLOAT32_BYTES, item_bytes
 from trivet.geometry import RecurrentGeometry
 
-CHUNK_TOKENS = 32
-"""Longest chunk of the delta rule, a power of two. Longer chunks cost more arithmetic per token, shorter ones more
-operations per step; 32 is what a CPU does best with."""
-
-SHORT_TOKENS = 8
-"""Rows of up to this many tokens get chunks of their own length when longer rows are beside them."""
-
-DEVICE_CHUNK_TOKENS = 64
-"""Chunk of the delta rule in the kernels of CUDA devices."""
-
-MOST_CUTS_PER_ROW = 2
-"""Places inside a row of one step at which its recurrent state is kept for the prefix cache: no more than the scheduler
-asks for (`trivet.scheduler.bounds.SNAPSHOT_PAUSES`)."""
-
-LEAST_TILE = 16
-"""Least dimension of a matrix instruction, in those kernels."""
-
 INDEX_BYTES = item_bytes("int64")
-
-
-def chunk_table_parts(rows: int, segments: int, chunks: int) -> tuple[int, ...]:
-    """Elements of each part of a `trivet.ops.packed.ChunkTable`, in order.
-
-    Each is a multiple of 16 bytes long, whatever the rows, since kernels are compiled for the alignment that they find.
-    """
-    return tuple(part + part % 2 for part in (segments + 1, 2 * chunks, 3 * segments, rows + 1))
 
 
 def recurrent_bytes(layer: RecurrentGeometry, tokens: int, rows: int, longest_row_tokens: int, width: int) -> int:
@@ -88,17 +71,6 @@ def fused_recurrent_bytes(
     chunks = most_device_chunks(tokens, chunked_rows, grain_tokens)
     table = sum(chunk_table_parts(chunked_rows, segments, chunks)) * INDEX_BYTES
     return held + table + max(prepared, _device_chunk_bytes(layer, tokens, width))
-
-
-def most_device_chunks(tokens: int, rows: int, grain_tokens: int) -> int:
-    """Most chunks of `rows` rows, `tokens` together, that are cut at multiples of `grain_tokens` of their contexts.
-
-    The last chunk of a segment may hold one token. Between two cuts of a row lie whole grains, though, so that the last
-    chunk there lacks no more tokens than a multiple of the grain may be short of whole chunks.
-    """
-    lacking = DEVICE_CHUNK_TOKENS - math.gcd(grain_tokens, DEVICE_CHUNK_TOKENS)
-    lacking = 2 * (DEVICE_CHUNK_TOKENS - 1) + (MOST_CUTS_PER_ROW - 1) * lacking
-    return min(tokens, (tokens + rows * lacking) // DEVICE_CHUNK_TOKENS)
 
 
 def _device_chunk_bytes(layer: RecurrentGeometry, tokens: int, width: int) -> int:

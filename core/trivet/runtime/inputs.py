@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from trivet.capacity import RuntimeCapacity
+from trivet.capacity.chunks import chunk_table_parts
 from trivet.layout import BufferLayout, Buffers, BufferSpec
 from trivet.layout.staging import STAGING_SETS, mirror_name, mirrors
-from trivet.reservation.recurrent import chunk_table_parts
 from trivet.sampling.layout import VALUES_PER_SAMPLE
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from trivet.capacity import Limits
+from trivet.capacity.chunks import MOST_CUTS_PER_ROW
 from trivet.checked import ceil_div
 from trivet.errors import ConfigError
-from trivet.reservation.recurrent import MOST_CUTS_PER_ROW
 from trivet.scheduler.request import lifetime_tokens
 
 SNAPSHOT_PAUSES = MOST_CUTS_PER_ROW

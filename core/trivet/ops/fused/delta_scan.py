@@ -6,87 +6,54 @@ Outputs are read beside that, so that no chunk's state leaves its multiprocessor
 
 from __future__ import annotations
 
+from functools import cache
+
 import triton
 import triton.language as tl
+from attrs import evolve, frozen
 from torch import Tensor
 
+from trivet.capacity.chunks import LEAST_TILE
 from trivet.launch import lean
 from trivet.ops.packed import ChunkTable
-from trivet.reservation.recurrent import LEAST_TILE
 
 LEAST_COLUMNS = 32
 """Value dimensions of four warps, at least: with fewer, Triton 3.6 builds a kernel that faults on an H200."""
 
-WEIGHT_WARPS = 4
-"""Of a program of the kernel of the weights."""
 
+@frozen
+class ScanConfig:
+    """How the scan is launched.
 
-@lean
-@triton.jit
-def _delta_weights_kernel(
-    query,
-    key,
-    decay,
-    inverse,
-    weights,
-    starts,
-    chunks,
-    scale,
-    KEY_HEADS: tl.constexpr,
-    VALUE_HEADS: tl.constexpr,
-    KEY_DIM: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    SOLVED: tl.constexpr,
-):
-    """Program ``(chunk, key head)``."""
-    key_head = tl.program_id(1)
-    segment = tl.load(chunks + 2 * tl.program_id(0))
-    start = tl.load(starts + segment)
-    number = tl.load(chunks + 2 * tl.program_id(0) + 1)
-    left = (tl.load(starts + segment + 1) - start - number * CHUNK).to(tl.int32)
-    first = start + number * CHUNK
-    k, t = tl.arange(0, BLOCK_K), tl.arange(0, CHUNK)
-    there = t < left
-    full = there[:, None] & (k < KEY_DIM)[None, :]
-    key_at = t[:, None] * (KEY_HEADS * KEY_DIM) + key_head * KEY_DIM + k[None, :]
-    asked = tl.load(query + first * (KEY_HEADS * KEY_DIM) + key_at, mask=full, other=0.0)
-    keys = tl.load(key + first * (KEY_HEADS * KEY_DIM) + key_at, mask=full, other=0.0)
-    products = tl.dot(asked, tl.trans(keys)) * scale
-    seen = t[:, None] >= t[None, :]
-    above = there[:, None] & (t[:, None] // SOLVED < t[None, :] // SOLVED)
-    weight_at = t[:, None] * (VALUE_HEADS * CHUNK) + t[None, :]
-    group: tl.constexpr = VALUE_HEADS // KEY_HEADS
-    for member in range(group):
-        head = key_head * group + member
-        logs = tl.load(decay + first * VALUE_HEADS + t * VALUE_HEADS + head, mask=there, other=0.0)
-        weight = tl.where(seen, products * tl.exp2(logs[:, None] - logs[None, :]), 0.0)
-        chunk = (first * VALUE_HEADS + head) * CHUNK
-        tl.store(weights + chunk + weight_at, weight.to(weights.dtype.element_ty), mask=there[:, None])
-        # Blocks above the diagonal are read of the inverse, and the kernel that makes it leaves them out.
-        tl.store(inverse + chunk + weight_at, tl.zeros_like(weight).to(inverse.dtype.element_ty), mask=above)
-
-
-def delta_weights(
-    query: Tensor, key: Tensor, decay: Tensor, table: ChunkTable, inverse: Tensor, weights: Tensor, solved_tokens: int
-) -> None:
-    """How each token's output weighs what the tokens of its chunk write: decayed products of its query and their keys.
-
-    Args:
-        query, key: ``[tokens, key_heads, key_dim]``.
-        decay: float32 ``[tokens, value_heads]``, as `trivet.ops.fused.delta_inputs.DeltaInputs` has it.
-        table: the rows.
-        inverse: ``[tokens, value_heads, chunk]``, the inverses of the chunks' systems, before or behind the kernel that
-            makes them. Its blocks above the diagonal become zeros.
-        weights: of the shape of `inverse`; the weights, of which those of later tokens are zeros.
-        solved_tokens: tokens of a diagonal block of the inverse.
+    Attributes:
+        columns: value dimensions of a program, a power of two; fewer where heads are narrower.
+        warps: of a program; fewer where columns are few.
+        stages: of loads ahead.
     """
-    (_, key_heads, key_dim), heads = key.shape, decay.shape[1]
-    _delta_weights_kernel[(len(table.chunks), key_heads)](
-        query, key, decay, inverse, weights, table.starts, table.chunks, key_dim**-0.5,
-        key_heads, heads, key_dim, table.chunk_tokens, max(triton.next_power_of_2(key_dim), LEAST_TILE), solved_tokens,
-        num_warps=WEIGHT_WARPS,
-    )  # fmt: skip
+
+    columns: int
+    warps: int
+    stages: int
+
+
+FASTEST = ScanConfig(columns=64, warps=8, stages=3)
+"""Of those measured on an H200."""
+
+THREE_STAGES_BYTES = 196_608
+"""Of shared memory, which the scan takes there."""
+
+
+def config_within(room_bytes: int) -> ScanConfig:
+    """`FASTEST`, with fewer stages where a program's shared memory has no room for them: they change no bit."""
+    return FASTEST if room_bytes >= THREE_STAGES_BYTES else evolve(FASTEST, stages=2)
+
+
+@cache
+def served_config(device: int) -> ScanConfig:
+    """What fits the device of this number; -1 where kernels are interpreted."""
+    if device < 0:
+        return FASTEST
+    return config_within(triton.runtime.driver.active.utils.get_device_properties(device)["max_shared_mem"])
 
 
 @lean
@@ -197,7 +164,7 @@ def delta_scan(
     kept_states: Tensor | None,
     slots: Tensor,
     table: ChunkTable,
-    config: dict[str, int],
+    config: ScanConfig | None = None,
 ) -> None:
     """Advance the states of all rows over their chunks, and read the outputs.
 
@@ -206,7 +173,7 @@ def delta_scan(
 
     Args:
         query, key: ``[tokens, key_heads, key_dim]``.
-        weights: as `delta_weights` makes them.
+        weights: as `trivet.ops.fused.delta_systems.delta_systems` makes them.
         readers: ``[tokens, value_heads, key_dim]``, with what each token reads the state before its chunk.
         written: ``[tokens, value_heads, value_dim]``, what each token would write if that state were zero. Becomes
             the outputs.
@@ -216,15 +183,16 @@ def delta_scan(
             table has no cuts.
         slots: int64 ``[rows]``, different from each other.
         table: the rows.
-        config: ``BLOCK_V``, the value dimensions of a program, a power of two; ``num_warps`` and ``num_stages``.
+        config: None: as `served_config` says.
     """
+    config = config or served_config(key.get_device())
     (_, key_heads, key_dim), (_, heads, value_dim) = key.shape, written.shape
     block_k = max(triton.next_power_of_2(key_dim), LEAST_TILE)
-    block_v = max(min(config["BLOCK_V"], triton.next_power_of_2(value_dim)), LEAST_COLUMNS)
-    warps = min(config["num_warps"], 4 * block_v // LEAST_COLUMNS)
+    block_v = max(min(config.columns, triton.next_power_of_2(value_dim)), LEAST_COLUMNS)
+    warps = min(config.warps, 4 * block_v // LEAST_COLUMNS)
     _delta_scan_kernel[(triton.cdiv(value_dim, block_v), heads, len(slots))](
         query, key, weights, readers, written, decay, states, states if kept_states is None else kept_states, slots,
         table.starts, table.segments, table.row_segments, key_dim**-0.5, states.stride(0),
-        key_heads, heads, key_dim, value_dim, table.chunk_tokens,
-        **(config | {"BLOCK_K": block_k, "BLOCK_V": block_v, "num_warps": warps}),
+        key_heads, heads, key_dim, value_dim, table.chunk_tokens, block_k, block_v,
+        num_warps=warps, num_stages=config.stages,
     )  # fmt: skip

@@ -17,7 +17,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from trivet.launch import lean
 from trivet.ops.fused.table import DeviceTable, MatmulConfig, MatmulShape
 
-MOST_ROWS_WITHOUT_TENSOR_CORES = 4
 LEAST_BLOCK_M = 16
 """Fewer rows than a matrix instruction takes are filled up."""
 LEAST_REST_N = 16
@@ -361,7 +360,7 @@ def launch_matmul(
     """``out = x @ weight.T``, with an epilogue.
 
     Args:
-        config: how; ``"rows"`` takes at most four inputs.
+        config: how; ``"rows"`` takes at most `MOST_ROWS_WITHOUT_TENSOR_CORES` inputs (`tables_from` sees to it).
         x: ``[rows, inner]``, the last dimension contiguous.
         weight: ``[outputs, inner]`` contiguous; with `gated`, the gate rows and as many up rows behind them.
         bias: ``[outputs]`` or None; not with `gated`.

@@ -16,6 +16,9 @@ from attrs import field, frozen
 BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 """Upper ends of the ranges of rows that are measured and tabled. More rows than the last always go to cuBLAS."""
 
+MOST_ROWS_WITHOUT_TENSOR_CORES = 4
+"""That the kernel ``"rows"`` multiplies."""
+
 LIBRARY = "cublas"
 """What the table says where the library is faster."""
 
@@ -94,7 +97,11 @@ def committed_tables() -> Mapping[str, DeviceTable]:
 
 
 def tables_from(text: str) -> Mapping[str, DeviceTable]:
-    """The tables that a JSON document holds, by lower-case device name."""
+    """The tables that a JSON document holds, by lower-case device name.
+
+    Raises:
+        ValueError: a kernel is to take more rows than it multiplies.
+    """
     tables: dict[str, DeviceTable] = {}
     for entry in json.loads(text).values():
         tables.update(dict.fromkeys(entry["names"], _device(entry)))
@@ -107,4 +114,10 @@ def _device(entry: Mapping[str, Any]) -> DeviceTable:
         shape = MatmulShape(values["outputs"], values["inner"], values["dtype"], values["gated"])
         batches = {int(end): config for end, config in values["batches"].items() if config != LIBRARY}
         shapes[shape] = {end: MatmulConfig(**config) for end, config in batches.items()}
+        for end, config in shapes[shape].items():
+            if config.kernel == "rows" and end > MOST_ROWS_WITHOUT_TENSOR_CORES:
+                raise ValueError(
+                    f"{shape}: the table gives up to {end} rows to the kernel 'rows', which multiplies at most "
+                    f"{MOST_ROWS_WITHOUT_TENSOR_CORES}: tune_matmul chooses among kernels that take as many"
+                )
     return DeviceTable(shapes, entry["dependent_launch"])
