@@ -22,6 +22,7 @@ ITEM_BYTES = {
 """Bytes of one element, by dtype name (the names that torch and config.json use)."""
 
 FLOAT32_BYTES = ITEM_BYTES["float32"]
+INT32_BYTES = ITEM_BYTES["int32"]
 
 SERVED = ("float32", "bfloat16", "float16")
 """Dtypes that a model may be served in."""

@@ -9,7 +9,17 @@ from functools import cache
 from importlib import metadata, util
 from pathlib import Path
 
-EXTRA = "pip install 'trivet[cuda]'"
+
+def install_extra(extra: str) -> str:
+    """How a missing optional part is installed. No index has Trivet."""
+    return f"pip install '.[{extra}]' in a clone of Trivet"
+
+
+EXTRA = install_extra("cuda")
+
+TESTED_TRITON = "3.6."
+"""How the versions of Triton begin that are tested: `trivet.launch` passes what their launcher takes, and the bounds of
+kernels keep clear of what their compiler gets wrong."""
 
 
 def missing_distribution(module: str, distribution: str, version: str) -> str | None:
@@ -44,6 +54,22 @@ def missing_triton() -> str | None:
         return None
     refused = _refused_by_triton()
     return f"Triton cannot compile its kernels' launchers ({refused}): {missing}" if refused is not None else None
+
+
+def untested_triton() -> str | None:
+    """What an untested version of Triton costs, and what to do, or None if it is a tested one, or there is none."""
+    if util.find_spec("triton") is None:
+        return None
+    try:
+        version = metadata.version("triton")
+    except metadata.PackageNotFoundError:  # brought by a distribution of another name
+        version = "of an unknown version"
+    if version.startswith(TESTED_TRITON):
+        return None
+    return (
+        f"Triton {version} is installed, and only {TESTED_TRITON}x is tested: launches of its kernels take the host "
+        f"about twice as long, and what its compiler makes of them was never tried: {EXTRA}"
+    )
 
 
 def missing_c_compiler() -> str | None:

@@ -18,8 +18,7 @@ from torch import Tensor
 from triton import knobs
 from triton.runtime import JITFunction, driver
 
-TESTED_TRITON = "3.6."
-"""The versions whose launcher takes its arguments as the code here passes them."""
+from trivet.installed import TESTED_TRITON
 
 OPTIONS = ("num_warps", "num_stages", "maxnreg", "launch_pdl")
 """Launch options that are part of the key; None is Triton's own default."""

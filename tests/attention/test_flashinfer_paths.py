@@ -71,12 +71,21 @@ def test_the_split_kv_kernel_serves_only_where_it_was_measured_to_be_the_fastest
     verdicts = {group: SPLIT.usable(need(group)) for group in (1, 2, 3, 4, 5, 7)}
     served = {group for group, verdict in verdicts.items() if verdict.ok}
     assert served == {2, 4, 5}
-    assert "was never measured on h200 for group size 3" in verdicts[3].reason
+    assert "no speed of the split-KV kernel over all numbers of rows is committed on h200" in verdicts[3].reason
+    assert "for group size 3 at head dim 128" in verdicts[3].reason and "steps of" not in verdicts[3].reason
     assert "1.06 times as long as FlashInfer's decode kernel" in verdicts[1].reason
     assert "1.20 times as long as the paged-prefill kernel" in verdicts[7].reason
     assert "0.60 times as long as the paged-prefill kernel" in verdicts[5].reason
     assert not SPLIT.usable(need(5, 64)).ok
     assert not SPLIT.usable(need(5, device=attrs.evolve(H200, name="h900"))).ok
+
+
+@pytest.mark.parametrize(("group", "head_dim", "rows"), [(4, 128, 16), (5, 128, 16), (6, 256, 2)])
+def test_where_it_serves_steps_of_few_rows_it_does_not_say_that_it_is_unknown(
+    group: int, head_dim: int, rows: int
+) -> None:
+    refused = FlashInferPath(DecodeKernel.SPLIT_KV).usable(need(group, head_dim))
+    assert not refused.ok and f"steps of up to {rows} rows run on it through" in refused.reason
 
 
 @pytest.mark.parametrize("kernel", DecodeKernel)
@@ -95,6 +104,11 @@ def test_the_pinned_policy_is_served_by_the_split_kv_kernel_alone_and_that_path_
     assert not refused.ok and "numeric_policy='pinned' alone" in refused.reason
     with pytest.raises(ConfigError, match="cannot serve the pinned policy"):
         FlashInferPath(DecodeKernel.COMPILED, pinned=True)
+
+
+def test_an_unknown_backend_is_answered_with_the_names_of_those_that_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"called 'fast': expected one of 'flashinfer', 'reference', or none"):
+        select_path(standard_paths(), attrs.evolve(need(), backend="fast"))
 
 
 def test_a_machine_without_triton_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import trivet
+from trivet.conformance.checks.ledger import PARTS, metered_parts
+from trivet.layers.decoder import Decoder
 from trivet.runtime import load
-from trivet.runtime.meter import StorageMeter
-from trivet.runtime.profile import Profile
+from trivet.runtime.profile import Profile, profiled_bounds
+from trivet_qwen3.model import Qwen3Layer
+from trivet_qwen35.model import Qwen35Layer
 
 LOOSEST, LOOSEST_PUBLISHED = 40, 8
 """How many times what an odd geometry, and a published one, uses: the bound also covers mixes of rows and copies inside
@@ -90,33 +94,53 @@ def submit_mix(runtime: trivet.Runtime, limits: trivet.Limits, vocabulary: int, 
 
 
 @pytest.mark.parametrize("seed", range(16))
-def test_no_step_keeps_more_alive_than_was_planned(
-    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profiles: list[Profile]
+def test_no_part_of_a_step_keeps_more_alive_than_was_planned_for_it(
+    seed: int, tmp_path: Path, profiles: list[Profile]
 ) -> None:
     rng = random.Random(seed)
     config, limits = drawn_config(rng), drawn_limits(rng)
     (tmp_path / "config.json").write_text(json.dumps(config))
     with trivet.Runtime.load(tmp_path, device="cpu", limits=limits, weights="random", autostart=False) as runtime:
+        blueprint = runtime._engine.blueprint
+        bounds = profiled_bounds(blueprint.capacity, blueprint.selections)
         planned_bytes = runtime.memory.line("activations").bytes
-        most_bytes = profiles[0].peak_bytes
-        compute = runtime._engine._compute
-
-        def metered(plan: Any) -> Any:
-            nonlocal most_bytes
-            with StorageMeter() as meter:
-                result = compute(plan)
-            most_bytes = max(most_bytes, meter.peak_bytes)
-            return result
-
-        monkeypatch.setattr(runtime._engine, "_compute", metered)
-        for _ in range(3):
-            submit_mix(runtime, limits, config["vocab_size"], rng)
-            for _ in range(12):
-                runtime.step()
-        tokens = min(limits.max_step_tokens, limits.max_context)
-        runtime.score([rng.randrange(config["vocab_size"]) for _ in range(tokens)], top=5)
-        assert most_bytes <= planned_bytes, (config, limits)
+        assert planned_bytes == max(bounds.forward_bytes, bounds.sampling_bytes)
+        with metered_parts(runtime._engine) as meter:
+            for _ in range(3):
+                submit_mix(runtime, limits, config["vocab_size"], rng)
+                for _ in range(12):
+                    runtime.step()
+            tokens = min(limits.max_step_tokens, limits.max_context)
+            runtime.score([rng.randrange(config["vocab_size"]) for _ in range(tokens)], top=5)
+        for part in PARTS:
+            assert getattr(meter, part) <= getattr(bounds, part), (part, config, limits)
+        most_bytes = max(profiles[0].peak_bytes, meter.forward_bytes, meter.sampling_bytes)
         assert planned_bytes <= LOOSEST * most_bytes, (config, limits)
+
+
+@pytest.mark.parametrize("model", ["tiny-qwen3", "tiny-qwen35"])
+def test_layers_that_each_keep_a_few_copies_of_the_stream_are_refused_by_their_own_bound(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = {"tiny-qwen3": Qwen3Layer, "tiny-qwen35": Qwen35Layer}[model]
+    compute, kept = layer.__call__, []
+
+    def keeping(self: Any, hidden: torch.Tensor, step: Any) -> torch.Tensor:
+        kept.append(hidden.float().expand(4, -1, -1).clone())
+        return compute(self, hidden, step)
+
+    monkeypatch.setattr(layer, "__call__", keeping)
+    with pytest.raises(trivet.PluginError, match=r"its layers kept .* more than their planned bound .* free them"):
+        trivet.Runtime.load(model, device="cpu", autostart=False)
+
+
+def test_logits_of_more_rows_than_are_asked_for_are_refused_by_the_bound_of_sampling(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    logits = Decoder.logits
+    monkeypatch.setattr(Decoder, "logits", lambda self, hidden: logits(self, hidden.repeat(2000, 1))[: len(hidden)])
+    with pytest.raises(trivet.PluginError, match=r"its logits and sampling kept .* more than their planned bound"):
+        trivet.Runtime.load("tiny-qwen3", device="cpu", autostart=False)
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,9 @@ def test_the_lines_of_recurrent_state_say_the_bytes_of_one_and_where_the_number_
     assert found is not None, snapshots.source
     count, share = int(found[1]), int(found[2])
     assert count == 10 == share // one and snapshots.bytes == count * one
-    assert lines(ample, snapshot_bytes=0)[1].source == "hybrid prefix caching is off"
+    assert lines(ample, snapshot_stride=8, snapshot_bytes=0)[1].source == (
+        f"hybrid prefix caching is off: snapshot_bytes is 0 bytes, and one snapshot of the recurrent state takes {one}"
+    )
 
 
 def test_explicit_pages_that_do_not_fit_are_refused() -> None:
@@ -169,6 +171,26 @@ def test_explicit_pages_that_do_not_fit_are_refused() -> None:
 def test_a_refused_number_of_pages_is_what_the_message_names() -> None:
     with pytest.raises(trivet.MemoryBudgetError, match="kv_pages=10"):
         reserve([], kv_layout_of, budget_bytes=4399, kv_pages=10, most_pages=None)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [("kv_pages", 2**31 - 1), ("kv_pages", 2**62), ("snapshot_bytes", 2**63), ("snapshot_bytes", 2**70)],
+)
+def test_an_argument_that_no_memory_could_serve_is_refused_by_its_name(
+    argument: str, value: int, tmp_path: Path
+) -> None:
+    make_qwen35(tmp_path)
+    with pytest.raises(trivet.CapacityExceeded, match=f"lower {argument}") as refused:
+        trivet.plan_memory(tmp_path, device="h200", limits=LIMITS, snapshot_stride=8, **{argument: value})
+    assert (refused.value.dimension, refused.value.requested) == (argument, value)
+
+
+def test_as_many_pages_as_kernels_count_are_planned_and_may_be_asked_for() -> None:
+    most = reserve([], kv_layout_of, budget_bytes=2**60, kv_pages=None, most_pages=None).kv_pages
+    assert reserve([], kv_layout_of, budget_bytes=2**60, kv_pages=most, most_pages=None).kv_pages == most
+    with pytest.raises(trivet.CapacityExceeded):
+        reserve([], kv_layout_of, budget_bytes=2**60, kv_pages=most + 1, most_pages=None)
 
 
 def test_a_model_whose_pages_take_no_memory_has_as_many_as_its_requests_can_list(tmp_path: Path) -> None:
@@ -187,5 +209,6 @@ def test_the_command_line_prints_the_same_ledger(checkpoint: Path) -> None:
         text=True,
     )
     printed = json.loads(out.stdout)
-    assert printed == trivet.plan_memory(checkpoint, device_memory_bytes=8 * 2**30).as_json()
+    planned = trivet.plan_memory(checkpoint, device_memory_bytes=8 * 2**30).as_json()
+    assert {name: printed[name] for name in planned} == planned
     assert [item["name"] for item in printed["items"] if "weight" in item["name"]] == ["weights"]

@@ -28,7 +28,8 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
-from trivet.launch import TESTED_TRITON, LeanKernel, lean
+from trivet.installed import TESTED_TRITON
+from trivet.launch import LeanKernel, lean
 from trivet.ops.fused import activation, gated_norm, heads, matmul, norm, pinned
 from trivet.ops.fused.table import MatmulConfig
 

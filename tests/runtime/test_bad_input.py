@@ -236,6 +236,9 @@ def test_a_bad_request_is_refused_at_the_call_and_changes_nothing(
         ([1, 2, 3], None, "prompt"),
         ([[1]], 5, "sampling"),
         ([[1]], {}, "sampling"),
+        ({"a": 1}, None, "prompts is dict"),
+        ({"x", "y"}, None, "prompts is set"),
+        ([[1]], {trivet.Sampling()}, "sampling is set"),
         ([[1]], [trivet.Sampling()] * 2, "sampling"),
     ],
 )

@@ -52,7 +52,7 @@ def test_an_id_that_is_nowhere_says_so(hub_cache: Path) -> None:
 
 def test_without_the_extra_the_error_names_it(hub_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(trivet.ConfigError, match=r"trivet\[hub\]"):
+    with pytest.raises(trivet.ConfigError, match=r"\.\[hub\]"):
         locate_checkpoint("Somebody/Tiny-1")
 
 
@@ -69,7 +69,7 @@ def test_a_shipped_name_is_not_shadowed_by_a_folder(name: str, tmp_path: Path, m
     assert (locate_checkpoint(name) / "config.json").is_file()
 
 
-@pytest.mark.parametrize("checkpoint", [None, 3, ["x"]])
+@pytest.mark.parametrize("checkpoint", [None, 3, ["x"], ""])
 def test_what_is_no_path_is_refused(checkpoint: Any) -> None:
     with pytest.raises(trivet.ConfigError, match="expected a directory"):
         locate_checkpoint(checkpoint)

@@ -2,6 +2,16 @@
 
 from trivet.attention.batch import StepBatch
 from trivet.attention.protocol import DecodePath, PathRequest, PlanOwner, Replan, Verdict
-from trivet.attention.select import Selection, select_path
+from trivet.attention.select import Selection, candidates, select_path
 
-__all__ = ["DecodePath", "PathRequest", "PlanOwner", "Replan", "Selection", "StepBatch", "Verdict", "select_path"]
+__all__ = [
+    "DecodePath",
+    "PathRequest",
+    "PlanOwner",
+    "Replan",
+    "Selection",
+    "StepBatch",
+    "Verdict",
+    "candidates",
+    "select_path",
+]

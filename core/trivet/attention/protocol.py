@@ -128,6 +128,11 @@ class DecodePath(Protocol):
     Its owners then have one method more than `PlanOwner`: ``note_capture() -> None``, called after a pure decode step
     was captured on the plan in place. From then on an `update` to as many decode rows and no others either leaves grid
     and buffers such that a replay computes the new step, or raises.
+
+    Owners may say where a step's tokens go in the cache, by ``token_places(rows: torch.Tensor) -> TokenPlaces``; `rows`
+    has a row for each token of the plan in place. On CUDA devices, in bfloat16 and float16, one kernel then norms,
+    rotates and writes keys and values of the shared layers, and `append` is not called for them. Without the method
+    each of these is an operation of its own, which is slower.
     """
 
     @property

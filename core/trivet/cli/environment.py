@@ -12,8 +12,7 @@ from pathlib import Path
 from attrs import evolve, frozen
 
 from trivet.attention.flashinfer.library import DISTRIBUTION, missing_library
-from trivet.capacity.fused import CHUNK_DISTRIBUTION, missing_fla
-from trivet.installed import missing_c_compiler, missing_triton
+from trivet.installed import missing_c_compiler, missing_triton, untested_triton
 
 
 @frozen
@@ -45,9 +44,6 @@ def _parts() -> Iterator[Part]:
         missing_library(),
         "attention on CUDA runs on the reference backend, which is slower",
     )
-    yield _tested(
-        "fla", CHUNK_DISTRIBUTION, missing_fla(), "recurrent layers on CUDA run on plain torch, which is slower"
-    )
     yield _triton()
     yield _compiler()
     yield _distribution("transformers", "transformers", "families that are checked against it have no numerics tier")
@@ -72,7 +68,10 @@ def _torch() -> Iterator[Part]:
 def _triton() -> Part:
     cost = "kernels written in it are not used"
     found = _distribution("Triton", "triton", cost)
-    if found.found is None or not _sees_device():
+    if found.found is None:
+        return found
+    found = evolve(found, note=untested_triton() or "")
+    if not _sees_device():
         return found
     missing, compiler = missing_triton(), missing_c_compiler()
     if missing is not None:

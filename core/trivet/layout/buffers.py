@@ -13,6 +13,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+CPU_NO_ROOM = "DefaultCPUAllocator: can't allocate memory"
+"""What torch says, in a plain RuntimeError, when the host has no memory left."""
+
+CUDA_NO_ROOM = 2
+"""cudaErrorMemoryAllocation, the code that comes with torch's error when the host has none to lock."""
+
+
 class AllocationMeter:
     """Counts allocations made through layouts; one per runtime, behind ``stats()["device_allocations"]``."""
 
@@ -24,6 +31,10 @@ class AllocationMeter:
         """Count one allocation."""
         self.allocations += 1
         self.allocated_bytes += allocated_bytes
+
+
+class NoRoom(MemoryBudgetError):
+    """A device has no room for a buffer: names the buffer and its bytes. The runtime adds the ledger."""
 
 
 class Buffers:
@@ -40,7 +51,8 @@ class Buffers:
         """Allocate `layout` on `device`, uninitialised. Pinned specs go to page-locked host memory.
 
         Raises:
-            MemoryBudgetError: the device has no room, naming the buffer and its bytes.
+            NoRoom: the device, or the host for pinned specs, has no room.
+            RuntimeError: torch's own, where it refuses for any other reason.
         """
         import torch
 
@@ -52,7 +64,9 @@ class Buffers:
                 else:
                     tensor = torch.empty(spec.elements, dtype=as_torch(spec.dtype), device=device)
             except RuntimeError as error:
-                raise MemoryBudgetError(
+                if not _says_no_room(error):
+                    raise
+                raise NoRoom(
                     f"{device} has no room for buffer {spec.name!r} of layout {layout.name!r} "
                     f"({spec.bytes} bytes): {str(error).splitlines()[0]}"
                 ) from error
@@ -88,3 +102,12 @@ class Buffers:
     def close(self) -> None:
         """Release every tensor. Idempotent."""
         self._tensors = {}
+
+
+def _says_no_room(error: RuntimeError) -> bool:
+    """Whether torch has no memory left, by its type on a device, its text on a CPU, its code for page-locked memory."""
+    import torch
+
+    if isinstance(error, torch.OutOfMemoryError) or CPU_NO_ROOM in str(error):
+        return True
+    return isinstance(error, torch.AcceleratorError) and getattr(error, "error_code", None) == CUDA_NO_ROOM

@@ -86,18 +86,6 @@ class BufferLayout:
         )
         return BufferLayout(self.name, tuple(specs))
 
-    @classmethod
-    def joined(cls, name: str, layouts: Iterable[BufferLayout]) -> BufferLayout:
-        """One layout with the specs of all `layouts`, each name prefixed with its layout's."""
-        return cls(
-            name,
-            tuple(
-                BufferSpec(f"{layout.name}.{spec.name}", spec.elements, spec.dtype, spec.pinned)
-                for layout in layouts
-                for spec in layout.specs
-            ),
-        )
-
     def allocate(self, device: str | torch.device, meter: AllocationMeter | None = None) -> Buffers:
         """Allocate every buffer on `device`, uninitialised, each in a storage of its own."""
         from trivet.layout.buffers import Buffers

@@ -3,7 +3,7 @@
 from trivet.ops.activation import silu_and_mul
 from trivet.ops.convolution import causal_conv_decode, causal_conv_prefill
 from trivet.ops.gated_delta import decay_and_beta, gated_delta_decode, gated_delta_prefill
-from trivet.ops.norm import add_rms_norm, gated_rms_norm, rms_norm
+from trivet.ops.norm import gated_rms_norm, rms_norm
 from trivet.ops.packed import PackedRows
 from trivet.ops.rotary import (
     apply_rotary,
@@ -14,7 +14,6 @@ from trivet.ops.rotary import (
 
 __all__ = [
     "PackedRows",
-    "add_rms_norm",
     "apply_rotary",
     "apply_rotary_",
     "causal_conv_decode",

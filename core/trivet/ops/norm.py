@@ -61,14 +61,6 @@ def query_key_rms_norm(
     return normed.to(heads.dtype)
 
 
-def add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, zero_centred: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Add `x` to the residual stream and norm the sum: ``(normed, new_residual)``. Changes no input."""
-    new_residual = residual + x
-    return rms_norm(new_residual, weight, eps, zero_centred), new_residual
-
-
 def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Plain norm of `x`, times ``silu(gate)`` taken in float32: the output norm of a Gated DeltaNet layer.
 

@@ -7,6 +7,7 @@ attend.
 
 from trivet.attention.batch import StepBatch, check_batch
 from trivet.attention.paths import standard_paths
+from trivet.attention.places import TokenPlaces
 from trivet.attention.protocol import DecodePath, PathRequest, PlanOwner, Replan, Verdict
 from trivet.capacity import DeviceProfile, Limits, PlanCapacity, TileShape
 from trivet.config.document import ConfigDocument, refuse_unserved_features, text_first
@@ -77,6 +78,7 @@ __all__ = [
     "Replan",
     "StepBatch",
     "TileShape",
+    "TokenPlaces",
     "Verdict",
     "check_batch",
     "standard_paths",

@@ -1,8 +1,9 @@
 """A planned bound on the temporaries of the worst step, from the capacity alone.
 
-The start-up profile runs that step and fails if it measures more. The terms follow the shared layers: the residual
-stream and the attention paths' scratch, and on top of it either what one layer keeps alive at once, or the logits with
-what sampling takes, whichever is more. On a CUDA device the allocator rounds up what it takes from the driver.
+The start-up profile runs that step and fails if either of its parts measures more. The terms follow the shared layers:
+the residual stream and the attention paths' scratch, and on top of it in the forward part what one layer keeps alive at
+once, and in the sampling part the logits with what sampling takes. The larger part is what is reserved. On a CUDA
+device the allocator rounds up what it takes from the driver.
 """
 
 from __future__ import annotations
@@ -49,10 +50,47 @@ def token_copies(capacity: RuntimeCapacity) -> TokenCopies:
     return OF_OPERATIONS if fused_kernels_missing(capacity.device, capacity.dtype) else OF_FUSED_KERNELS
 
 
+@frozen
+class StepBounds:
+    """Bounds on the temporaries of one step, in bytes, by its parts, which come one after the other.
+
+    Attributes:
+        layers_bytes: while plans are updated and layers compute, without what attention takes.
+        attention_bytes: what attention takes beside its results.
+        forward_bytes: both together.
+        sampling_bytes: from then on: logits, and sampling or scoring.
+    """
+
+    layers_bytes: int
+    attention_bytes: int
+    forward_bytes: int
+    sampling_bytes: int
+
+
+def step_bounds(
+    capacity: RuntimeCapacity, attention_scratch_bytes: int, sampler_scratch_bytes: int, grain_tokens: int = 1
+) -> StepBounds:
+    """Bounds on the temporaries of one step, by its parts. Arguments as in `activation_bytes`."""
+    held, widest = _layers_bytes(capacity, grain_tokens)
+    logits = _logits_bytes(capacity) + sampler_scratch_bytes
+    on_cuda = capacity.device.kind == "cuda"
+
+    def bound(*terms: int) -> int:
+        total = checked.sum_bytes("activations", terms)
+        return total + total // ROUNDING_SHARE if on_cuda else total
+
+    return StepBounds(
+        layers_bytes=bound(held, widest),
+        attention_bytes=bound(attention_scratch_bytes),
+        forward_bytes=bound(held, widest, attention_scratch_bytes),
+        sampling_bytes=bound(held, logits, attention_scratch_bytes),
+    )
+
+
 def activation_bytes(
     capacity: RuntimeCapacity, attention_scratch_bytes: int, sampler_scratch_bytes: int, grain_tokens: int = 1
 ) -> int:
-    """Bound on the temporaries of one step, in bytes.
+    """Bound on the temporaries of one step, in bytes: of the part that takes more.
 
     Args:
         attention_scratch_bytes: the scratch of all decode paths that serve. Each may keep some of it from one layer to
@@ -60,11 +98,8 @@ def activation_bytes(
         sampler_scratch_bytes: what sampling or scoring holds beside the logits.
         grain_tokens: at whose multiples the prefix cache keeps recurrent states.
     """
-    held, widest = _layers_bytes(capacity, grain_tokens)
-    logits = _logits_bytes(capacity) + sampler_scratch_bytes
-    terms = (held, max(widest, logits), attention_scratch_bytes)
-    total = checked.sum_bytes("activations", terms)
-    return total + total // ROUNDING_SHARE if capacity.device.kind == "cuda" else total
+    bounds = step_bounds(capacity, attention_scratch_bytes, sampler_scratch_bytes, grain_tokens)
+    return max(bounds.forward_bytes, bounds.sampling_bytes)
 
 
 def forward_bytes(capacity: RuntimeCapacity, attention_scratch_bytes: int, *, decode: bool = False) -> int:

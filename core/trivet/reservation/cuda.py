@@ -12,6 +12,7 @@ from trivet.reservation.ledger import LedgerLine
 
 MIB = 2**20
 
+CONTEXT_LINE = "CUDA context"
 GRAPHS_LINE = "CUDA graphs"
 GRAPHS_DRIVER_LINE = "CUDA graphs, driver"
 
@@ -60,7 +61,7 @@ def cuda_lines(capacity: RuntimeCapacity, sampler_scratch_bytes: int) -> tuple[L
     """The lines of a CUDA device; none for another."""
     if capacity.device.kind != "cuda":
         return ()
-    lines = [LedgerLine("CUDA context", CONTEXT_BYTES, "bound on the driver's context and libraries", owned=False)]
+    lines = [LedgerLine(CONTEXT_LINE, CONTEXT_BYTES, "bound on the driver's context and libraries", owned=False)]
     if capacity.graph_buckets:
         buckets = ", ".join(map(str, capacity.graph_buckets))
         prompts = "".join(f", prompts of {tokens} tokens" for tokens in capacity.prompt_buckets)

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from attrs import field, frozen
 
 from trivet import checked
-from trivet.errors import MemoryBudgetError
+from trivet.errors import CapacityExceeded, MemoryBudgetError
 from trivet.layout import BufferLayout
 
 KV_LINE = "KV pages"
+MOST_KV_PAGES = checked.INT32_MAX - 1
+"""Kernels count pages as int32, the padding page among them."""
 
 
 @frozen
@@ -110,11 +112,10 @@ def reserve(
     pages = kv_pages
     if pages is None:
         left = budget_bytes - fixed - padding
-        pages = max(0, left // page_bytes) if page_bytes else checked.INT32_MAX
-        pages = min(pages, checked.INT32_MAX - 1)
+        pages = min(max(0, left // page_bytes), MOST_KV_PAGES) if page_bytes else MOST_KV_PAGES
         if most_pages is not None:
             pages = min(pages, most_pages)
-    checked.int32("kv_pages", pages)
+    check_kv_pages(pages)
     kv = kv_layout_of(pages)
     source = f"{pages} pages of {page_bytes} bytes, and {padding} bytes for padding rows"
     ledger = MemoryLedger(
@@ -125,6 +126,14 @@ def reserve(
     if pages < 1 or ledger.total_bytes > budget_bytes:
         raise MemoryBudgetError(_too_small(ledger, page_bytes, exact=kv_pages is not None))
     return ledger
+
+
+def check_kv_pages(pages: int) -> None:
+    """Raise `CapacityExceeded` if kernels cannot take so many pages, whatever memory there is."""
+    if pages > MOST_KV_PAGES:
+        raise CapacityExceeded(
+            "kv_pages", pages, MOST_KV_PAGES, "kernels take this count, with a padding page, as int32: lower kv_pages"
+        )
 
 
 def _too_small(ledger: MemoryLedger, page_bytes: int, *, exact: bool) -> str:

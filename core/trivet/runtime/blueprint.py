@@ -14,22 +14,23 @@ from typing import TypeVar
 from attrs import evolve, frozen
 
 from trivet import checked
-from trivet.attention import PathRequest, Selection, select_path
+from trivet.attention import PathRequest, Selection, candidates, select_path
 from trivet.caches.kv import kv_layout
 from trivet.caches.state import PADDING_SLOTS, snapshots_within, state_layout
 from trivet.capacity import DeviceProfile, Limits, RuntimeCapacity, TileShape
-from trivet.capacity.fused import FUSED_DTYPES, chunk_kernels_missing, fused_kernels_missing
+from trivet.capacity.chunks import DEVICE_CHUNK_TOKENS
+from trivet.capacity.fused import chunk_kernels_missing
 from trivet.config.document import ConfigDocument
-from trivet.errors import ConfigError, PluginError
+from trivet.errors import CapacityExceeded, ConfigError, PluginError
 from trivet.geometry import AttentionGeometry, ModelGeometry
 from trivet.layers.rotary_layout import rotary_layout
 from trivet.layout import BufferLayout
 from trivet.plugin.family import ModelFamily
 from trivet.plugin.manager import PluginManager
-from trivet.reservation import LedgerLine, MemoryLedger, activation_bytes, cuda_lines, reserve
-from trivet.reservation.recurrent import DEVICE_CHUNK_TOKENS
+from trivet.reservation import LedgerLine, MemoryLedger, activation_bytes, check_kv_pages, cuda_lines, reserve
 from trivet.runtime.inputs import inputs_layout
 from trivet.runtime.options import SizingOptions
+from trivet.runtime.slower import slower_parts
 from trivet.sampling.layout import penalty_layout, sampler_layout, sampler_scratch_bytes
 from trivet.scheduler import check_grid
 from trivet.weights.map import WeightMap
@@ -64,7 +65,7 @@ class Blueprint:
         snapshot_count: snapshots that the pool holds; 0 without hybrid prefix caching.
         prefix_grain_tokens: tokens between boundaries at which a prefix-cache hit can end.
         prefill_grid_tokens: at whose multiples prompts are cut; 1 for anywhere.
-        prefix_cache: whether there is a prefix cache.
+        prefix_cache: whether there is a prefix cache; of a hybrid model without snapshots, nothing is hit in it.
         ledger: every line, and the KV pages that the budget leaves.
     """
 
@@ -89,6 +90,13 @@ class Blueprint:
     prefix_cache: bool
     ledger: MemoryLedger
 
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes of the ledger's lines that are page-locked host memory, not of the device."""
+        held = (self.weights, self.inputs, self.sampler, self.penalties, self.state, self.snapshots)
+        layouts = (*held, *self.plans.values(), *self.rotary.values())
+        return sum(spec.bytes for layout in layouts for spec in layout.specs if spec.pinned)
+
     def kv(self, pages: int) -> BufferLayout:
         """Layout of a KV cache with `pages` pages."""
         return kv_layout(self.geometry, self.capacity.limits.page_size, pages, self.capacity.dtype)
@@ -107,7 +115,7 @@ def draw_blueprint(directory: Path, options: SizingOptions, device: DeviceProfil
     family = plugins.family_for(document.model_type)
     geometry = _given(family, "read_geometry", ModelGeometry, lambda: family.read_geometry(document))
     _require_capabilities(family, geometry, device, options)
-    limits = options.limits or _default_limits(geometry, device)
+    limits = options.limits or Limits.for_device(device.kind, geometry.max_positions)
     if limits.max_context > geometry.max_positions:
         logger.warning(
             "max_context is %d, and the model was made for %d positions (max_position_embeddings): what it says beyond "
@@ -116,7 +124,8 @@ def draw_blueprint(directory: Path, options: SizingOptions, device: DeviceProfil
             geometry.max_positions,
         )
     dtype = options.dtype or geometry.dtype
-    fused_recurrence = _fused_recurrence(family, geometry, device, dtype, options)
+    recurrence_missing = _recurrence_missing(family, geometry, device, dtype, options)
+    fused_recurrence = geometry.hybrid and recurrence_missing is None
     selections = _select_paths(family, plugins, geometry, limits, device, dtype, options)
     capacity = RuntimeCapacity.of(
         geometry,
@@ -128,12 +137,13 @@ def draw_blueprint(directory: Path, options: SizingOptions, device: DeviceProfil
         graph_buckets=_graph_buckets(limits.step_rows, selections) if _captures(device, options) else (),
         fused_recurrence=fused_recurrence,
     )
-    missing = fused_kernels_missing(device, dtype) if device.present and dtype in FUSED_DTYPES else None
-    if missing is not None:
-        logger.warning("layers run on torch's operations, which are slower: %s", missing)
-    grid_tokens = _prefill_grid(geometry, options)
-    grain_tokens = _prefix_grain(geometry, limits, device, options.snapshot_stride, grid_tokens)
+    for part in slower_parts(capacity, selections, options, recurrence_missing):
+        logger.warning("%s", part)
+    grid_tokens = prefill_grid(geometry, options.numeric_policy)
+    grain_tokens = prefix_grain(geometry, limits.page_size, device.kind, options.snapshot_stride, grid_tokens)
     check_grid(limits, grain_tokens if options.prefix_cache else grid_tokens, grid_tokens)
+    if options.kv_pages is not None:
+        check_kv_pages(options.kv_pages)
     budget_bytes = options.budget_bytes(device.memory_bytes)
     weight_map = _given(family, "weight_map", WeightMap, lambda: family.weight_map(geometry))
     layouts = {
@@ -168,7 +178,11 @@ def draw_blueprint(directory: Path, options: SizingOptions, device: DeviceProfil
         lines.append(_state_line(layouts["state"], limits.max_requests))
     kv_bytes = kv_layout(geometry, limits.page_size, options.kv_pages or 0, dtype).total_bytes
     left_bytes = budget_bytes - checked.sum_bytes("reserves", (kv_bytes, *(line.bytes for line in lines)))
-    snapshot_count, whence = _snapshot_count(geometry, limits, dtype, left_bytes, options, grain_tokens)
+    snapshot_count, whence = 0, ""
+    if geometry.hybrid:
+        snapshot_count, whence = _snapshot_count(
+            geometry, limits, dtype, budget_bytes, left_bytes, options, grain_tokens
+        )
     if snapshot_count and not (family.capabilities.chunked_prefill or fused_recurrence):
         raise ConfigError(
             f"prefill stops at snapshot boundaries, and model family {family.name!r} computes prompts whole "
@@ -177,6 +191,8 @@ def draw_blueprint(directory: Path, options: SizingOptions, device: DeviceProfil
     layouts["snapshots"] = state_layout("snapshots", geometry, snapshot_count, dtype)
     if geometry.hybrid:
         lines.append(_snapshot_line(layouts["snapshots"], snapshot_count, whence, grain_tokens))
+        if options.prefix_cache and not snapshot_count:
+            logger.warning("%s", lines[-1].source)
     ledger = reserve(
         lines,
         lambda pages: kv_layout(geometry, limits.page_size, pages, dtype),
@@ -197,7 +213,7 @@ def draw_blueprint(directory: Path, options: SizingOptions, device: DeviceProfil
         snapshot_count=snapshot_count,
         prefix_grain_tokens=grain_tokens,
         prefill_grid_tokens=grid_tokens,
-        prefix_cache=options.prefix_cache and (snapshot_count > 0 or not geometry.hybrid),
+        prefix_cache=options.prefix_cache,
         ledger=ledger,
         **layouts,
     )
@@ -226,16 +242,16 @@ def _require_capabilities(
             family.require(capability)
 
 
-def _fused_recurrence(
+def _recurrence_missing(
     family: ModelFamily, geometry: ModelGeometry, device: DeviceProfile, dtype: str, options: SizingOptions
-) -> bool:
-    """Whether recurrent layers are served by fused kernels alone.
+) -> str | None:
+    """Why recurrent layers are not served by fused kernels alone; None if they are, or there are none.
 
     Raises:
         ConfigError: there are recurrent layers, they are not, and the pinned policy wants it.
     """
     if not geometry.hybrid:
-        return False
+        return None
     missing = chunk_kernels_missing(device, dtype, geometry.layers)
     if missing is None and not family.fused_recurrence:
         missing = f"model family {family.name!r} does not say that its layers take them (ModelFamily.fused_recurrence)"
@@ -245,13 +261,7 @@ def _fused_recurrence(
             f"{geometry.model_type!r} want the chunk kernels, whose results do not depend on the batch, and these do "
             f"not serve: {missing}; use numeric_policy='tuned'"
         )
-    return missing is None
-
-
-def _default_limits(geometry: ModelGeometry, device: DeviceProfile) -> Limits:
-    if device.kind == "cpu":
-        return Limits(max_requests=8, max_step_tokens=256, max_context=min(geometry.max_positions, 2048), page_size=16)
-    return Limits(max_requests=64, max_step_tokens=4096, max_context=min(geometry.max_positions, 32768), page_size=16)
+    return missing
 
 
 def _select_paths(
@@ -263,17 +273,16 @@ def _select_paths(
     dtype: str,
     options: SizingOptions,
 ) -> dict[AttentionGeometry, Selection]:
-    paths = [*family.decode_paths]
-    for backend in plugins.attention_backends():
-        paths += backend.decode_paths
-    selections = {
+    installed = [path for backend in plugins.attention_backends() for path in backend.decode_paths]
+    paths = candidates(family.decode_paths, installed)
+    return {
         attention: select_path(
             paths,
             PathRequest(attention, device, dtype, options.numeric_policy, limits.page_size, options.attention),
+            installed,
         )
         for attention in geometry.attention_geometries
     }
-    return selections
 
 
 def _captures(device: DeviceProfile, options: SizingOptions) -> bool:
@@ -283,7 +292,7 @@ def _captures(device: DeviceProfile, options: SizingOptions) -> bool:
 
 def _graph_buckets(most_rows: int, selections: dict[AttentionGeometry, Selection]) -> tuple[int, ...]:
     """Numbers of decode rows to capture, so that at most a third of a larger step's rows are padding."""
-    if not all(getattr(selection.path, "captures", False) for selection in selections.values()):
+    if not all(selection.captures for selection in selections.values()):
         return ()
     buckets = [rows for rows in (1, 2, 4, 8, 16, 24, 32, 48) if rows < most_rows]
     step = 64
@@ -297,56 +306,69 @@ def _tiles(selections: dict[AttentionGeometry, Selection]) -> Callable[[Attentio
     return lambda attention: selections[attention].path.tile(attention)
 
 
-def _prefix_grain(
-    geometry: ModelGeometry, limits: Limits, device: DeviceProfile, stride: int | None, grid_tokens: int
+def prefix_grain(
+    geometry: ModelGeometry, page_size: int, device_kind: str, stride: int | None, grid_tokens: int
 ) -> int:
+    """Tokens between boundaries at which a prefix-cache hit can end.
+
+    Args:
+        device_kind: ``"cpu"`` or ``"cuda"``.
+        stride: `snapshot_stride` as it was given.
+        grid_tokens: at whose multiples prompts are cut (`prefill_grid`).
+
+    Raises:
+        ConfigError: the stride of a hybrid model is no multiple of the page size.
+    """
     if not geometry.hybrid:
-        return limits.page_size
+        return page_size
     if stride is None:
-        least = math.lcm(limits.page_size, grid_tokens)  # a snapshot lies where a page ends, and where prompts are cut
-        return least if device.kind == "cpu" else checked.ceil_div(CUDA_SNAPSHOT_STRIDE, least) * least
-    if stride % limits.page_size:
+        least = math.lcm(page_size, grid_tokens)  # a snapshot lies where a page ends, and where prompts are cut
+        return least if device_kind == "cpu" else checked.ceil_div(CUDA_SNAPSHOT_STRIDE, least) * least
+    if stride % page_size:
         raise ConfigError(
-            f"snapshot_stride is {stride}, expected a multiple of page_size {limits.page_size}: a hit ends where both "
-            "a page and a snapshot end"
+            f"snapshot_stride is {stride}, expected a multiple of page_size {page_size}: a hit ends where both a page "
+            "and a snapshot end"
         )
     return stride
 
 
-def _prefill_grid(geometry: ModelGeometry, options: SizingOptions) -> int:
+def prefill_grid(geometry: ModelGeometry, numeric_policy: str) -> int:
     """At whose multiples prompts are cut: whole chunks of recurrent layers where results must not depend on the batch.
 
     The same tokens in other chunks, or one by one, give other bits.
     """
-    return DEVICE_CHUNK_TOKENS if geometry.hybrid and options.numeric_policy == "pinned" else 1
+    return DEVICE_CHUNK_TOKENS if geometry.hybrid and numeric_policy == "pinned" else 1
 
 
 def _snapshot_count(
-    geometry: ModelGeometry, limits: Limits, dtype: str, left_bytes: int, options: SizingOptions, grain_tokens: int
+    geometry: ModelGeometry,
+    limits: Limits,
+    dtype: str,
+    budget_bytes: int,
+    left_bytes: int,
+    options: SizingOptions,
+    grain_tokens: int,
 ) -> tuple[int, str]:
-    """How many snapshots the pool holds, and where the number comes from."""
-    if not geometry.hybrid or not options.prefix_cache:
-        return 0, ""
+    """How many snapshots the pool of a hybrid model holds, and where the number comes from: of none, why.
+
+    Raises:
+        CapacityExceeded: `snapshot_bytes` alone is more than the budget.
+    """
+    if not options.prefix_cache:
+        return 0, "prefix_cache=False"
     if grain_tokens >= limits.max_context:
-        logger.warning(
-            "hybrid prefix caching is off: snapshots would lie at multiples of %d tokens, and max_context is %d",
-            grain_tokens,
-            limits.max_context,
-        )
-        return 0, ""
+        return 0, f"snapshots would lie at multiples of {grain_tokens} tokens, and max_context is {limits.max_context}"
     given_bytes = options.snapshot_bytes
+    if given_bytes is not None and given_bytes > budget_bytes:
+        raise CapacityExceeded(
+            "snapshot_bytes", given_bytes, budget_bytes, "snapshots lie within the memory budget: lower snapshot_bytes"
+        )
     share_bytes = max(left_bytes, 0) // SNAPSHOT_SHARE if given_bytes is None else given_bytes
     whose = f"1/{SNAPSHOT_SHARE} of what is left of the memory budget" if given_bytes is None else "snapshot_bytes"
     count = snapshots_within(share_bytes, geometry, dtype)
     if not count:
         one_bytes = state_layout("snapshot", geometry, 1, dtype).total_bytes
-        logger.warning(
-            "hybrid prefix caching is off: %s is %d bytes, and one snapshot of the recurrent state takes %d; every "
-            "prompt is computed from its first token",
-            whose,
-            share_bytes,
-            one_bytes,
-        )
+        return 0, f"{whose} is {share_bytes} bytes, and one snapshot of the recurrent state takes {one_bytes}"
     wanted = SNAPSHOTS_PER_REQUEST * limits.max_requests + SPARE_SNAPSHOTS
     if given_bytes is None and count > wanted:
         return wanted, f"{SNAPSHOTS_PER_REQUEST} for each of {limits.max_requests} requests and {SPARE_SNAPSHOTS} more"
@@ -360,7 +382,7 @@ def _state_line(layout: BufferLayout, max_requests: int) -> LedgerLine:
 
 
 def _snapshot_line(layout: BufferLayout, count: int, whence: str, grain_tokens: int) -> LedgerLine:
-    source = "hybrid prefix caching is off"
+    source = f"hybrid prefix caching is off: {whence}"
     if count:
         one_bytes = layout.total_bytes // count
         source = f"{count} snapshots of {one_bytes} bytes, {whence}, at multiples of {grain_tokens} tokens"

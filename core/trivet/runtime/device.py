@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 
 from trivet.capacity import DeviceProfile
@@ -30,3 +32,8 @@ def resolve_device(device: str | None) -> tuple[torch.device, DeviceProfile]:
     if index >= torch.cuda.device_count():
         raise ConfigError(f"device is {device!r}, but torch sees {torch.cuda.device_count()} CUDA devices")
     return torch.device("cuda", index), DeviceProfile.of_cuda(index)
+
+
+def current(device: torch.device) -> AbstractContextManager[object]:
+    """Make a CUDA device the current one, on which libraries are probed and Triton launches kernels."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

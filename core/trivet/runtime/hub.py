@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from trivet.errors import ConfigError
+from trivet.installed import install_extra
 
 MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 """``organisation/name``, as the hub spells it."""
@@ -26,7 +27,7 @@ def fetch_from_hub(model_id: str) -> Path:
     except ImportError as error:
         raise ConfigError(
             f"{model_id!r} is no directory here, and looks like a model id of the Hugging Face hub: install the extra "
-            "that fetches those (pip install 'trivet[hub]'), or give a directory"
+            f"that fetches those ({install_extra('hub')}), or give a directory"
         ) from error
     with suppress(Exception):  # whatever is wrong with the cache, a download may mend it
         cached = Path(snapshot_download(model_id, allow_patterns=WANTED, local_files_only=True))

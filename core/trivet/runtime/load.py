@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 
 import torch
 
@@ -18,11 +18,14 @@ from trivet.errors import MemoryBudgetError, PluginError
 from trivet.layers.decoder import DecoderModel
 from trivet.layers.parameters import Parameters
 from trivet.layers.rotary import RotaryTable
-from trivet.layout import AllocationMeter, BufferLayout, Buffers
-from trivet.reservation import GRAPHS_LINE, KV_LINE, MemoryLedger, size_text
+from trivet.layout import AllocationMeter, BufferLayout, Buffers, NoRoom
+from trivet.reservation import CONTEXT_LINE, GRAPHS_LINE, KV_LINE, MemoryLedger, size_text
 from trivet.runtime.blueprint import Blueprint
+from trivet.runtime.device import current
 from trivet.runtime.engine import Engine
 from trivet.runtime.inputs import StepInputs
+from trivet.runtime.kept import require_little_kept
+from trivet.runtime.meter import StorageMeter
 from trivet.runtime.profile import run_profile
 from trivet.sampling.batch import SamplingBatch
 from trivet.scheduler.scheduler import Scheduler
@@ -48,8 +51,9 @@ def load_engine(
 
     Raises:
         CheckpointError: the checkpoint does not hold what its config promises; before anything is allocated.
-        MemoryBudgetError: the device has less room than the budget supposed.
-        PluginError: the family's model cannot be built, or keeps more temporaries than planned.
+        MemoryBudgetError: the device has less room than the budget supposed; on CUDA before anything is allocated, if
+            the driver says so then.
+        PluginError: the family's model cannot be built, keeps tensors of its own, or more temporaries than planned.
     """
     end_token_ids = read_end_token_ids(blueprint.directory, blueprint.document)
     filled, captured = _stages(blueprint, progress) if progress is not None else (None, None)
@@ -57,7 +61,9 @@ def load_engine(
     if not random_weights:
         checkpoint = Checkpoint.open(blueprint.directory)
         check(checkpoint, blueprint.weight_map)
-    with _room(blueprint.ledger), _current(device), ExitStack() as undo:
+    with _room(blueprint.ledger), current(device), ExitStack() as undo:
+        if device.type == "cuda":
+            _require_room(blueprint, device)
         owned: dict[str, Buffers] = {}
 
         def allocate(line: str, layout: BufferLayout) -> Buffers:
@@ -72,9 +78,10 @@ def load_engine(
         else:
             tensors = load_parameters(checkpoint, blueprint.weight_map, weights, blueprint.capacity.dtype, filled)
         build = blueprint.family.builder()
-        with blueprint.family.blamed("build", torch.OutOfMemoryError):
+        with blueprint.family.blamed("build", torch.OutOfMemoryError), StorageMeter() as built:
             pinned = blueprint.capacity.numeric_policy == "pinned"
             model = build(blueprint.geometry, Parameters(tensors, pinned=pinned))
+        require_little_kept(blueprint.family.name, blueprint.weight_map, built)
         engine = _assemble(blueprint, device, model, allocate, owned, end_token_ids, seed)
         _capture(engine, captured)
         undo.pop_all()
@@ -104,9 +111,24 @@ def _stages(blueprint: Blueprint, progress: Progress) -> tuple[Progress, Progres
     )
 
 
-def _current(device: torch.device) -> AbstractContextManager[object]:
-    """Make a CUDA device the current one, which is where Triton launches kernels."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+def _require_room(blueprint: Blueprint, device: torch.device) -> None:
+    """Hold what the ledger wants against what is free of a CUDA device and what torch holds of it unused.
+
+    The driver's context is there already: its line is a bound of which most is taken.
+
+    Raises:
+        MemoryBudgetError: the ledger wants more.
+    """
+    ledger = blueprint.ledger
+    wanted_bytes = ledger.total_bytes - blueprint.pinned_bytes - ledger.line(CONTEXT_LINE).bytes
+    free_bytes, _ = torch.cuda.mem_get_info(device)
+    unused_bytes = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    if wanted_bytes > free_bytes + unused_bytes:
+        raise _less_room(
+            ledger,
+            f"{size_text(free_bytes)} of {device} are free and {size_text(unused_bytes)} held unused by torch, and "
+            f"beside the driver's context the ledger wants {size_text(wanted_bytes)}",
+        )
 
 
 @contextmanager
@@ -114,11 +136,15 @@ def _room(ledger: MemoryLedger) -> Iterator[None]:
     """Say what it means that the device runs out of memory, which the budget should have prevented."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
-        raise MemoryBudgetError(
-            f"the device has less room than the memory budget of {size_text(ledger.budget_bytes)} supposes "
-            f"({error}): end what else holds its memory, or lower memory_fraction\n{ledger.table()}"
-        ) from error
+    except (torch.OutOfMemoryError, NoRoom) as error:
+        raise _less_room(ledger, str(error)) from error
+
+
+def _less_room(ledger: MemoryLedger, found: str) -> MemoryBudgetError:
+    return MemoryBudgetError(
+        f"the device has less room than the memory budget of {size_text(ledger.budget_bytes)} supposes ({found}): end "
+        f"what else holds its memory, or lower memory_fraction, and kv_pages where that is given\n{ledger.table()}"
+    )
 
 
 def _assemble(

@@ -38,6 +38,8 @@ def locate_checkpoint(checkpoint: str | os.PathLike[str], *, with_weights: bool 
                 "random), or the directory of a checkpoint"
             )
         return _shipped(checkpoint, "geometries")
+    if checkpoint == "":  # a path would take it for the current folder
+        raise ConfigError(f"checkpoint is '', expected a directory (. for this one) or one of {', '.join(EMBEDDED)}")
     try:
         path = Path(checkpoint).expanduser()
         found = path.is_dir()

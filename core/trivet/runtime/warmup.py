@@ -13,7 +13,7 @@ from attrs import frozen
 from trivet.errors import ConfigError
 from trivet.plugin.manager import PluginManager
 from trivet.runtime.blueprint import draw_blueprint
-from trivet.runtime.device import resolve_device
+from trivet.runtime.device import current, resolve_device
 from trivet.runtime.locate import locate_checkpoint
 from trivet.runtime.options import SizingOptions
 from trivet.sampling.params import Sampling
@@ -60,7 +60,7 @@ def warm_up(
     from trivet.runtime.runtime import Runtime
 
     directory = locate_checkpoint(checkpoint)
-    _, profile = resolve_device(device)
+    torch_device, profile = resolve_device(device)
     built: list[Built] = []
 
     def timed(name: str, build: Callable[[], Any]) -> Any:
@@ -76,11 +76,12 @@ def warm_up(
 
     options = SizingOptions(**load)
     plugins = PluginManager.discover()
-    blueprint = timed("choosing decode paths", lambda: draw_blueprint(directory, options, profile, plugins))
-    for plan in blueprint.capacity.plans:
-        builds = getattr(blueprint.selections[plan.attention].path, "builds", None)
-        for name, build in builds(plan) if builds is not None else ():
-            timed(name, build)
+    with current(torch_device):
+        blueprint = timed("choosing decode paths", lambda: draw_blueprint(directory, options, profile, plugins))
+        for plan in blueprint.capacity.plans:
+            builds = getattr(blueprint.selections[plan.attention].path, "builds", None)
+            for name, build in builds(plan) if builds is not None else ():
+                timed(name, build)
     runtime = timed(
         "loading and capturing",
         lambda: Runtime.load(checkpoint, device=device, weights=weights, autostart=False, **load),

@@ -13,11 +13,10 @@ from attrs import frozen
 from trivet.attention.flashinfer.splits import SplitScratch, SplitShape, launch_rows, split_shape
 from trivet.capacity import PlanCapacity
 from trivet.checked import ceil_div
-from trivet.dtypes import FLOAT32_BYTES
+from trivet.dtypes import FLOAT32_BYTES, INT32_BYTES
 from trivet.errors import ConfigError
 
 ALIGNMENT_BYTES = 16
-INT32_BYTES = 4
 
 PREFILL_BLOCKS_PER_MULTIPROCESSOR = 2
 """The paged-prefill planner splits KV until it has this many thread blocks for each multiprocessor."""

@@ -221,7 +221,12 @@ class FlashInferPath:
         speeds = self.speeds.of(need.device, head_dim)
         ratio = speeds.split_kv_over_prefill.get(group) if speeds is not None else None
         if speeds is None or ratio is None:
-            return Verdict(False, f"{kernel} was never measured on {need.device.name} {shape} (committed speed table)")
+            few = speeds.few_rows.get(group, ()) if speeds is not None else ()
+            return Verdict(
+                False,
+                f"no speed of {kernel} over all numbers of rows is committed on {need.device.name} {shape}"
+                + (f"; steps of up to {few[-1].rows} rows run on it through FlashInfer's other paths" if few else ""),
+            )
         other = speeds.decode_over_prefill.get(group)
         if other is not None and other < min(ratio, 1):
             return Verdict(

@@ -11,9 +11,7 @@ from attrs import frozen
 from trivet import checked
 from trivet.capacity import PlanCapacity
 from trivet.checked import ceil_div
-from trivet.dtypes import FLOAT32_BYTES
-
-INT32_BYTES = 4
+from trivet.dtypes import FLOAT32_BYTES, INT32_BYTES
 
 MOST_LAUNCH_ROWS = 256
 """A launch finds its work by a prefix sum over its rows; more rows are served by further launches."""
@@ -50,10 +48,6 @@ class SplitShape:
         """Keys of each split, but for the last, of a row of `length` keys."""
         even = ceil_div(ceil_div(length, self.most_splits), self.tile_tokens) * self.tile_tokens
         return max(self.least_tokens, even)
-
-    def splits(self, length: int) -> int:
-        """Splits of a row of `length` keys; an empty row has one, which writes zeros."""
-        return max(1, ceil_div(length, self.split_tokens(length)))
 
     def splits_within(self, positions: int) -> int:
         """The most splits of any row of up to `positions` keys."""

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from trivet.attention.reference.owner import ReferenceOwner
 
 
+REFERENCE = "reference"
+"""Name of the path and of its backend."""
+
 STANDARD_TILE = TileShape(query_tokens=64, kv_tokens=2048)
 """Bounds the scores of one work item to a few megabytes."""
 
@@ -33,12 +36,12 @@ class ReferencePath:
     @property
     def name(self) -> str:
         """``"reference"``."""
-        return "reference"
+        return REFERENCE
 
     @property
     def backend(self) -> str:
         """``"reference"``."""
-        return "reference"
+        return REFERENCE
 
     def usable(self, need: PathRequest) -> Verdict:
         """Yes for every group size, head dim, page size and served dtype, under the ``tuned`` policy."""
