@@ -66,7 +66,9 @@ def test_the_project_is_named_after_its_model_type(name: str, package: str, tmp_
     assert names >= {".github/workflows/ci.yml", "tests/test_conformance.py", "tests/reference.py"}
     for path in (tmp_path / "p").rglob("*.py"):
         compile(path.read_text(), str(path), "exec")
-    assert "${{ matrix.python }}" in (tmp_path / "p" / ".github/workflows/ci.yml").read_text()
+    workflow = (tmp_path / "p" / ".github/workflows/ci.yml").read_text()
+    assert "${{ matrix.python }}" in workflow
+    assert written["optional-dependencies"] == {"test": []} and "pip install wheels/trivet-*.whl '.[test]'" in workflow
 
 
 @pytest.mark.parametrize("name", ["", "two words", "../up", "-dash", "a/b"])

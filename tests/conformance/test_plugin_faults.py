@@ -177,7 +177,7 @@ def test_a_whole_number_that_is_read_as_a_number_may_be_a_fraction(tmp_path: Pat
 def test_a_tensor_kept_from_every_step_is_found(tmp_path: Path) -> None:
     kept = "return hidden +", "self.kept = [*getattr(self, 'kept', ()), hidden]\n        return hidden +"
     with changed(tmp_path, ("model.py", *kept)) as kit:
-        assert "keeps a tensor of each step" in text_of(alone(kit, "ledger.covers-the-peak/1"))
+        assert "keeps a tensor of each step" in text_of(alone(kit, "ledger.covers-the-peak/2"))
 
 
 def test_the_origin_of_an_error_is_where_its_cause_was_raised() -> None:

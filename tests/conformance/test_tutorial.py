@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,11 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             (folder / name).write_text(source)
         (package / "oracle.safetensors").unlink()
         yield package
+
+
+def test_the_page_puts_the_oracle_s_library_where_ci_installs_it() -> None:
+    (block,) = re.findall(r"^```toml\n(.*?)^```", PAGE.read_text(), re.M | re.S)
+    assert tomllib.loads(block)["project"]["optional-dependencies"] == {"test": ["transformers>=5.17"]}
 
 
 def test_it_is_an_ordinary_family_of_at_most_150_lines(llama: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,8 @@ import attrs
 import numpy as np
 
 from trivet.attention.protocol import DecodePath, PathRequest
-from trivet.capacity import DeviceProfile, Limits
+from trivet.capacity import DeviceProfile, Limits, PlanCapacity
+from trivet.capacity.plan import NUMERIC_POLICIES
 from trivet.conformance.failure import NotRun
 from trivet.conformance.tiny import TinyModel, make_tiny, with_tied_embeddings
 from trivet.conformance.twins import manager_of, serving
@@ -45,6 +46,7 @@ class Bench:
         seed: decides every drawn input.
         device: ``"cpu"`` or ``"cuda"``, where runtimes are loaded.
         model: a real checkpoint for the checkpoint tier, or None.
+        paths: the family's decode paths, then those of installed attention backends, which may serve it too.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Bench:
         seed: int = 0,
         device: str = "cpu",
         model: Path | None = None,
+        installed: Iterable[DecodePath] = (),
     ) -> None:
         self.model_type = model_type
         self.family = family
@@ -64,6 +67,7 @@ class Bench:
         self.seed = seed
         self.device = device
         self.model = model
+        self.paths = (*family.decode_paths, *installed)
         self._made: dict[str, TinyModel] = {}
 
     # Inputs.
@@ -195,10 +199,37 @@ class Bench:
             manager_of(family or self.family),
         )
 
-    def usable_paths(self, attention: AttentionGeometry, page_size: int = LIMITS.page_size) -> list[DecodePath]:
-        """The family's decode paths that say they serve `attention` on this bench's device, in float32."""
-        need = PathRequest(attention, self.profile, "float32", "tuned", page_size)
-        return [path for path in self.family.decode_paths if path.usable(need).ok]
+    # Decode paths.
+
+    @property
+    def limits(self) -> Limits:
+        """Of runtimes and paths for which a check states no others."""
+        return DEVICE_LIMITS if self.device == "cuda" else LIMITS
+
+    @property
+    def dtype(self) -> str:
+        """What is served where a check states no other dtype."""
+        return DEVICE_DTYPE if self.device == "cuda" else "float32"
+
+    def usable_paths(self, attention: AttentionGeometry) -> list[DecodePath]:
+        """The decode paths that say they serve `attention` on this bench's device, in its dtype, under any policy."""
+        needs = [
+            PathRequest(attention, self.profile, self.dtype, policy, self.limits.page_size)
+            for policy in NUMERIC_POLICIES
+        ]
+        return [path for path in self.paths if any(self._says_yes(path, need) for need in needs)]
+
+    def _says_yes(self, path: DecodePath, need: PathRequest) -> bool:
+        try:
+            return path.usable(need).ok
+        except Exception:
+            if path in self.family.decode_paths:
+                raise
+            return False  # an installed one is passed over when it is asked for a model; paths.verdicts names it
+
+    def plan_capacity(self, path: DecodePath, attention: AttentionGeometry, limits: Limits) -> PlanCapacity:
+        """The capacity that a runtime on this bench's device would make for `path`."""
+        return PlanCapacity(attention, limits, path.tile(attention), device=self.profile, dtype=self.dtype)
 
     @cached_property
     def profile(self) -> DeviceProfile:
@@ -206,11 +237,10 @@ class Bench:
         return DeviceProfile.of_cuda(0) if self.device == "cuda" else DeviceProfile.named("cpu")
 
     def _defaults(self, family: ModelFamily) -> dict[str, Any]:
-        on_cuda = self.device == "cuda"
         return {
             "device": self.device,
-            "dtype": DEVICE_DTYPE if on_cuda else "float32",
-            "limits": DEVICE_LIMITS if on_cuda else LIMITS,
+            "dtype": self.dtype,
+            "limits": self.limits,
             "autostart": False,
             "prefix_cache": family.capabilities.prefix_cache
             and (family.capabilities.chunked_prefill or not self.hybrid),

@@ -86,6 +86,7 @@ class Kit:
         manager = PluginManager.discover()
         self.family = manager.family_for(asked.model_type)
         self.record = _record(manager, asked.model_type)
+        installed = [path for backend in manager.attention_backends() for path in backend.decode_paths]
         self._workspace = tempfile.TemporaryDirectory(prefix="trivet-conformance-")
         self.benches = {
             device: Bench(
@@ -96,6 +97,7 @@ class Kit:
                 asked.seed,
                 device,
                 asked.model,
+                installed,
             )
             for device in ("cpu", "cuda")
         }

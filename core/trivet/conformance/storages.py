@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -59,5 +60,8 @@ def _children(value: object) -> Iterator[object]:
     else:
         yield from getattr(value, "__dict__", {}).values()
         for name in getattr(type(value), "__slots__", ()):
-            if isinstance(name, str) and hasattr(value, name):
-                yield getattr(value, name)
+            # An object of a compiled library may refuse to be looked into.
+            held = None
+            with suppress(Exception):
+                held = getattr(value, name)
+            yield held

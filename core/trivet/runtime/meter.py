@@ -19,7 +19,7 @@ class StorageMeter(TorchDispatchMode):
 
     Attributes:
         live_bytes: bytes of the counted storages that are alive now.
-        peak_bytes: the most that were alive at once.
+        peak_bytes: the most that were alive at once, since the last `restart`.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,10 @@ class StorageMeter(TorchDispatchMode):
         self.peak_bytes = 0
         self._sizes: dict[int, int] = {}
         self._users: dict[int, int] = {}
-        self._foreign: set[int] = set()
+
+    def restart(self) -> None:
+        """Begin another peak, at what is alive now."""
+        self.peak_bytes = self.live_bytes
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -40,21 +43,20 @@ class StorageMeter(TorchDispatchMode):
     ) -> Any:
         """Run the operation, then count the storages among its results that were not among its inputs."""
         kwargs = kwargs or {}
-        for leaf in tree_iter((args, kwargs)):
-            if isinstance(leaf, torch.Tensor):
-                pointer = leaf.untyped_storage().data_ptr()
-                if pointer not in self._users:
-                    self._foreign.add(pointer)
+        # Of this operation alone: an address that was another's is free for a counted storage once that one is gone.
+        foreign = {
+            leaf.untyped_storage().data_ptr() for leaf in tree_iter((args, kwargs)) if isinstance(leaf, torch.Tensor)
+        } - self._users.keys()
         result = func(*args, **kwargs)
         for leaf in tree_iter(result):
             if isinstance(leaf, torch.Tensor):
-                self._see(leaf)
+                self._see(leaf, foreign)
         return result
 
-    def _see(self, tensor: torch.Tensor) -> None:
+    def _see(self, tensor: torch.Tensor, foreign: set[int]) -> None:
         storage = tensor.untyped_storage()
         pointer = storage.data_ptr()
-        if pointer == 0 or pointer in self._foreign:
+        if pointer == 0 or pointer in foreign:
             return
         if pointer not in self._users:
             self._users[pointer] = 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 from attrs import frozen
@@ -10,19 +12,26 @@ from trivet.attention import Selection, StepBatch
 from trivet.caches.kv import KvCache, kv_layout
 from trivet.caches.state import StatePool
 from trivet.capacity import PlanCapacity, RuntimeCapacity
+from trivet.dtypes import FLOAT32_BYTES
 from trivet.errors import PluginError
 from trivet.geometry import AttentionGeometry
 from trivet.layers.context import StepContext
 from trivet.layers.decoder import DecoderModel
 from trivet.layers.rotary import RotaryTable
+from trivet.ops.fused.table import DeviceTable, committed_tables
 from trivet.ops.packed import PackedRows
 from trivet.reservation import size_text
-from trivet.runtime.meter import StorageMeter
+from trivet.reservation.activations import StepBounds, step_bounds
+from trivet.runtime.step_meter import StepMeter, metered
 from trivet.sampling.batch import SamplingBatch
+from trivet.sampling.layout import sampler_scratch_bytes
 from trivet.sampling.sampler import sample
 
 CPU_CONTEXT_TOKENS = 4096
 """Contexts beyond this only repeat work that is bounded by tiles, and would make loading slow on a CPU."""
+
+LEAST_SHARED_ROWS = 16
+"""Rows of inputs that a tensor-core product is padded to."""
 
 
 @frozen
@@ -30,12 +39,32 @@ class Profile:
     """What the profile measured.
 
     Attributes:
-        peak_bytes: most bytes of temporaries that were alive at once, plan buffers subtracted.
+        layers_bytes: most bytes of temporaries that were alive at once while the layers computed, without attention's;
+            plan buffers are not among them.
+        forward_bytes: the same with attention's.
+        sampling_bytes: most from then on, while logits were computed and sampled from.
         fused_recurrence: whether all recurrent layers, if there are any, went through the shared kernels.
     """
 
-    peak_bytes: int
+    layers_bytes: int
+    forward_bytes: int
+    sampling_bytes: int
     fused_recurrence: bool
+
+    @property
+    def peak_bytes(self) -> int:
+        """Of the whole step."""
+        return max(self.forward_bytes, self.sampling_bytes)
+
+
+def profiled_bounds(capacity: RuntimeCapacity, selections: Mapping[AttentionGeometry, Selection]) -> StepBounds:
+    """What each part of a step may keep alive, by the paths that serve: the larger is the ledger's activation line.
+
+    Where snapshots lie is left open, which makes a recurrent layer's table of chunks a little longer than planned.
+    """
+    scratch_bytes = sum(selections[plan.attention].path.scratch_bytes(plan, capacity.dtype) for plan in capacity.plans)
+    sampling_bytes = sampler_scratch_bytes(capacity.logit_rows, capacity.geometry.vocab_size, capacity.device.kind)
+    return step_bounds(capacity, scratch_bytes, sampling_bytes)
 
 
 def worst_lengths(capacity: RuntimeCapacity) -> tuple[list[int], list[int]]:
@@ -64,12 +93,15 @@ def run_profile(
     device: torch.device,
     activation_bytes: int,
 ) -> Profile:
-    """Run the worst mixed step with temporary owners of `capacity`, and hold its peak against the planned bound.
+    """Run the worst mixed step with temporary owners of `capacity`, and hold the peak of each part against its bound.
 
     Every context lies on the padding page of a temporary cache: page lists are logical, so that no pool is needed.
 
+    Args:
+        activation_bytes: the ledger's line, which neither part may exceed.
+
     Raises:
-        PluginError: the family's layers keep more alive than the plan allows for.
+        PluginError: the family's layers, or its logits, keep more alive than the plan allows for.
     """
     query_lengths, kv_lengths = worst_lengths(capacity)
     page_size = capacity.limits.page_size
@@ -81,14 +113,15 @@ def run_profile(
     for plan in capacity.plans:
         path = selections[plan.attention].path
         owners[plan.attention] = path.bind(plan, path.layout(plan).allocate(device))
-    meter = StorageMeter()
+    meter = StepMeter()
     try:
         with meter:
+            meter.begin_forward()
             for plan in capacity.plans:
                 owners[plan.attention].update(_worst_batch(plan, query_lengths, kv_lengths))
             context = StepContext(
                 geometry=capacity.geometry,
-                owners=owners,
+                owners={attention: metered(owner, meter) for attention, owner in owners.items()},
                 rotary=rotary,
                 cache=cache,
                 state=state,
@@ -97,22 +130,67 @@ def run_profile(
                 slots=torch.arange(len(query_lengths), device=device),
             )
             hidden = model(torch.zeros(sum(query_lengths), dtype=torch.int64, device=device), context)
+            meter.end_forward()
             rows = min(capacity.step_rows, hidden.shape[0])
             logits = model.logits(hidden[: capacity.logit_rows])
             slots = torch.arange(rows, device=device)
             sample(sampling, logits[:rows], slots, slots, sampling.any_groups(rows)).to_host()
+            meter.end()
     finally:
         for owner in owners.values():
             owner.close()
         cache.close()
-    peak_bytes = meter.peak_bytes
-    if peak_bytes > activation_bytes:
-        raise PluginError(
-            f"the start-up profile of model type {capacity.geometry.model_type!r} kept {size_text(peak_bytes)} alive "
-            f"in a step of {capacity.step_tokens} tokens, the planned bound is {size_text(activation_bytes)}: a layer "
-            "of the family keeps more temporaries than the shared layers do; free them earlier"
-        )
-    return Profile(peak_bytes, context.made_cuts)
+    _require_within(profiled_bounds(capacity, selections), meter, capacity, activation_bytes)
+    return Profile(meter.layers_bytes, meter.forward_bytes, meter.sampling_bytes, context.made_cuts)
+
+
+def _require_within(bounds: StepBounds, found: StepMeter, capacity: RuntimeCapacity, activation_bytes: int) -> None:
+    """`PluginError` if a part of the step took more than its bound, or than the ledger's line."""
+    layers = "a layer of the family keeps more temporaries than the shared layers do"
+    attention = "a decode path takes more than its scratch_bytes states"
+    logits = (
+        "the family's logits take more than a row for each that is asked for, or its layers leave temporaries behind"
+    )
+    more_bytes = _split_sum_bytes(capacity)
+    parts = [
+        ("layers and attention", found.forward_bytes, bounds.forward_bytes + more_bytes, f"{layers}, or {attention}"),
+        ("logits and sampling", found.sampling_bytes, bounds.sampling_bytes, logits),
+    ]
+    if capacity.device.kind == "cpu":
+        # On a CUDA device layers are planned with one kernel from projection to attention. Beside an owner that does
+        # without it they take a few copies more, which its scratch has room for.
+        parts = [
+            ("attention", found.attention_bytes, bounds.attention_bytes, attention),
+            ("layers", found.layers_bytes, bounds.layers_bytes, layers),
+            *parts,
+        ]
+    for part, part_bytes, bound_bytes, advice in parts:
+        bound_bytes = min(bound_bytes, activation_bytes)
+        if part_bytes > bound_bytes:
+            raise PluginError(
+                f"the start-up profile of model type {capacity.geometry.model_type!r}: in a step of "
+                f"{capacity.step_tokens} tokens its {part} kept {size_text(part_bytes)} alive, "
+                f"{size_text(part_bytes - bound_bytes)} more than their planned bound of {size_text(bound_bytes)}: "
+                f"{advice}; free them earlier"
+            )
+
+
+def _split_sum_bytes(capacity: RuntimeCapacity) -> int:
+    """Float32 sums of the programs that share a product (`trivet.ops.fused.matmul`), which no layer plans for.
+
+    Only products of few rows are shared, in steps that are so small that logits and sampling decide their reserve.
+    """
+    table = committed_tables().get(capacity.device.name.lower(), DeviceTable())
+    hidden_size, tokens = capacity.geometry.hidden_size, capacity.step_tokens
+    sizes = [0]
+    for shape in table.shapes:
+        by_rows = table.by_rows(shape)
+        config = by_rows[tokens] if tokens < len(by_rows) else None
+        # Every product of a layer reads the residual stream or adds to it.
+        if config is not None and config.split > 1 and hidden_size in (shape.inner, shape.outputs):
+            padded = max(LEAST_SHARED_ROWS, 1 << (tokens - 1).bit_length())
+            sizes.append((shape.outputs + config.block_n) * config.split * padded * FLOAT32_BYTES)
+    return max(sizes)
 
 
 def _decode_rows(query_lengths: list[int]) -> int:

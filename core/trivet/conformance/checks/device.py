@@ -8,7 +8,8 @@ from trivet.capacity import Limits
 from trivet.conformance.bench import Bench
 from trivet.conformance.check import Measured, check
 from trivet.conformance.checks.isolation import writes_only_its_own
-from trivet.conformance.checks.plan import pinned_policy
+from trivet.conformance.checks.numerics import attention
+from trivet.conformance.checks.plan import no_allocation, pinned_policy, pointers_stable, refuses_what_is_too_large
 from trivet.conformance.checks.prefix import WARM_CAUSE
 from trivet.conformance.checks.serving import deterministic
 from trivet.conformance.failure import broken, expect
@@ -36,6 +37,46 @@ DEVICE_LOGPROB_NATS = 0.3
 SHORT_PROMPT_NATS = 0.3
 """Of the tokens that two bfloat16 runs report: their attention rounds at other places. bfloat16 and float32 are up to
 0.1 apart on a CPU, in the tiny models whose steps are captured."""
+
+
+@check(
+    "device.plan-no-allocation/1",
+    "device",
+    no_allocation.contract,
+    cause=no_allocation.cause,
+)
+def device_plan_no_allocation(bench: Bench) -> Measured | None:
+    return no_allocation.run(bench)
+
+
+@check(
+    "device.plan-pointers-stable/1",
+    "device",
+    pointers_stable.contract,
+    cause=pointers_stable.cause,
+)
+def device_plan_pointers_stable(bench: Bench) -> Measured | None:
+    return pointers_stable.run(bench)
+
+
+@check(
+    "device.plan-refuses-what-is-too-large/1",
+    "device",
+    refuses_what_is_too_large.contract,
+    cause=refuses_what_is_too_large.cause,
+)
+def device_plan_refuses_what_is_too_large(bench: Bench) -> Measured | None:
+    return refuses_what_is_too_large.run(bench)
+
+
+@check(
+    "device.attention/1",
+    "device",
+    attention.contract,
+    cause=attention.cause,
+)
+def device_attention(bench: Bench) -> Measured | None:
+    return attention.run(bench)
 
 
 @check(
@@ -284,6 +325,10 @@ def device_warm_is_cold(bench: Bench) -> Measured:
 
 
 CHECKS = (
+    device_plan_no_allocation,
+    device_plan_pointers_stable,
+    device_plan_refuses_what_is_too_large,
+    device_attention,
     serves,
     device_deterministic,
     device_writes_only_its_own,

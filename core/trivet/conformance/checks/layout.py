@@ -113,7 +113,7 @@ def worst_step_fits_exactly(bench: Bench) -> Measured:
     tried = 0
     for attention in bench.tiny().geometry.attention_geometries:
         for path in bench.usable_paths(attention):
-            for capacity in drawn_capacities(rng, path, attention):
+            for capacity in drawn_capacities(rng, bench, path, attention):
                 batches = [batch_of(capacity, *lengths) for lengths in worst_lengths(capacity)]
                 for batch in batches:
                     owner = bound_owner(bench, path, capacity)

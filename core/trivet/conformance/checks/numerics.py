@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import attrs
 import torch
 
 from trivet.capacity import Limits
-from trivet.conformance.batches import Contexts, batch_of, drawn_capacities, drawn_lengths
+from trivet.conformance.batches import NEAR, Contexts, batch_of, drawn_batch, drawn_capacities
 from trivet.conformance.bench import Bench, differing
 from trivet.conformance.check import Measured, check
+from trivet.conformance.checks.layout import bound_owner
 from trivet.conformance.diagnosis import diagnose
 from trivet.conformance.failure import broken, expect
 from trivet.conformance.oracle import OracleSequence
@@ -21,6 +23,11 @@ from trivet.sampling.params import Sampling
 
 WHOLE = Limits(max_requests=4, max_step_tokens=96, max_context=96, page_size=16)
 """A whole sequence in one step."""
+LONG_TOKENS = 600
+"""A step beyond any block of rows that layers and kernels are cut into; fewer where a tiny model's context ends."""
+SHORT_TOKENS = 64
+"""Up to here, a step of every size, of the first tiny model."""
+DRAWN_LENGTHS = 5
 COLD_CAUSE = (
     "not the prefix cache, which gave nothing: the steps that the prompt is cut into (numerics.chunked) or decoding "
     "(numerics.decode); if those hold, publishing a page or saving a snapshot changes what the request itself reads"
@@ -333,37 +340,90 @@ def bfloat16(bench: Bench) -> Measured:
 def attention(bench: Bench) -> Measured:
     rng = bench.rng("attention")
     generator = torch.Generator().manual_seed(bench.seed)
-    bound = bound_of("attention-max", bench.device, "float32")
+    # Nothing was measured of what kernel libraries compute in half precision: a bound on errors by the result's size.
+    relative = bench.dtype != "float32"
+    bound = NEAR[bench.dtype] if relative else bound_of("attention-max", bench.device, "float32")
     most = 0.0
     geometries = dict.fromkeys(a for tiny in bench.tinies for a in tiny.geometry.attention_geometries)
     for geometry in geometries:
         for path in bench.usable_paths(geometry):
-            for capacity in drawn_capacities(rng, path, geometry):
-                owner = path.bind(capacity, path.layout(capacity).allocate("cpu"))
+            for capacity in drawn_capacities(rng, bench, path, geometry):
+                owner = bound_owner(bench, path, capacity)
                 for turn in range(5):
-                    query_lengths, kv_lengths = drawn_lengths(rng, capacity)
-                    if turn % 2 and len(query_lengths) <= capacity.tokens:
-                        query_lengths = [1] * len(query_lengths)
-                    batch = batch_of(capacity, query_lengths, kv_lengths)
-                    step = "a decode step" if set(query_lengths) == {1} else "a step"
-                    contexts = Contexts.drawn(capacity, batch, generator)
-                    query = torch.randn(batch.tokens, capacity.query_heads, capacity.head_dim, generator=generator)
+                    batch = drawn_batch(rng, capacity)
+                    if turn % 2 and batch.rows <= capacity.tokens:
+                        ones = [1] * batch.rows
+                        batch = batch_of(capacity, ones, batch.kv_lengths.tolist(), decode_rows=batch.rows)
+                    step = "a decode step" if batch.decode_rows == batch.rows else "a step"
+                    contexts = Contexts.drawn(capacity, batch, generator, bench.device)
+                    query = contexts.query(capacity, batch, generator)
                     owner.update(batch)
                     owner.append(*contexts.new(batch), contexts.cache_keys, contexts.cache_values)
                     found = owner.attend(query, contexts.cache_keys, contexts.cache_values)
-                    apart = float((found.double() - contexts.attended(batch, query)).abs().nan_to_num(torch.inf).max())
+                    wanted = contexts.attended(batch, query)
+                    error = (found.cpu().double() - wanted).abs().nan_to_num(torch.inf)
+                    apart = float((error / (1 + wanted.abs()) if relative else error).max())
                     most = max(most, apart)
                     expect(
                         apart <= bound,
                         observed=f"path {path.name!r}, {geometry.label}, {step} of query lengths "
-                        f"{batch.query_lengths.tolist()}, contexts {batch.kv_lengths.tolist()}, pages of "
-                        f"{capacity.limits.page_size}: off by {apart:.3g}",
+                        f"{batch.query_lengths.tolist()}, {batch.decode_rows} decode rows, contexts "
+                        f"{batch.kv_lengths.tolist()}, pages of {capacity.limits.page_size}: off by {apart:.3g}",
                         expected=f"at most {bound:.3g} from attention in float64",
                         cause="the scale, the causal mask, the grouping of query heads, the page of a key, or the "
                         "merging of tiles is wrong; infinite means that NaN of a free page or a page tail was read",
                     )
                 owner.close()
     return {"attention_max": most}
+
+
+@check(
+    "numerics.step-sizes/1",
+    "numerics",
+    "What a step gives a token does not depend on how many tokens the step has: sequences of every length up to 64 and "
+    "of drawn longer ones, and one cut into steps of a drawn size, agree with a long one that begins like them.",
+    cause="the model raises in a step of some size",
+)
+def step_sizes(bench: Bench) -> Measured:
+    rng = bench.rng("step sizes")
+    most, tried = 0.0, 0
+    for tiny in bench.tinies:
+        longest = min(tiny.geometry.max_positions, LONG_TOKENS)
+        tokens = bench.tokens(rng, longest, tiny)
+        lengths = rng.integers(2, longest, DRAWN_LENGTHS).tolist()
+        if tiny is bench.tiny():
+            lengths += range(2, min(SHORT_TOKENS, longest) + 1)
+        bound = _bound(bench, tiny)
+        limits = Limits(1, longest, longest, 16)
+        with bench.serve(tiny, limits=limits, prefix_cache=False) as served:
+            whole = _next_logprobs(served, tokens)
+            apart = [(f"in a step of {n}", whole, _next_logprobs(served, tokens[:n])) for n in lengths]
+        if bench.family.capabilities.chunked_prefill:
+            step_tokens = int(rng.integers(8, 96))
+            with bench.serve(
+                tiny, limits=attrs.evolve(limits, max_step_tokens=step_tokens), prefix_cache=False
+            ) as served:
+                apart.append((f"in steps of {step_tokens}", whole, _next_logprobs(served, tokens)))
+        for how, wanted, said in apart:
+            differences = (said - wanted[: len(said)]).abs().nan_to_num(torch.inf)
+            most = max(most, float(differences.max()))
+            tried += 1
+            expect(
+                float(differences.max()) <= bound,
+                observed=f"config {tiny.name!r}, {len(said) + 1} tokens {how}: log-probabilities differ by up to "
+                f"{float(differences.max()):.3g} nat, most at position {int(differences.argmax())}, from those of one "
+                f"step of {longest} tokens that begins with them",
+                expected=f"at most {bound:.3g} nat",
+                cause="a layer does otherwise in steps of some sizes: a branch asks how many tokens there are, a table "
+                "or a buffer is made for shorter steps, or a kernel's last block is left out",
+            )
+    return {"logprob_max_nats": most, "sizes": float(tried)}
+
+
+def _next_logprobs(served: Served, tokens: Sequence[int]) -> torch.Tensor:
+    """Log-probability of each token of a sequence but the first, float32."""
+    served.allow(40 + 4 * len(tokens))
+    return torch.tensor([score.logprob for score in served.runtime.score(list(tokens))])
 
 
 EARLY_CHECKS = (tolerance_ledger, attention)
@@ -377,4 +437,5 @@ CHECKS = (
     warm,
     page_sizes,
     bfloat16,
+    step_sizes,
 )

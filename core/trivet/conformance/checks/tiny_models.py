@@ -11,7 +11,6 @@ from typing import TypeVar
 
 import torch
 
-from trivet.capacity import PlanCapacity
 from trivet.config.document import ConfigDocument
 from trivet.conformance.batches import Contexts, batch_of, worst_lengths
 from trivet.conformance.bench import LIMITS, Bench
@@ -182,14 +181,14 @@ def _cause_of_peak(bench: Bench, tiny: TinyModel) -> str:
         path = next(iter(bench.usable_paths(attention)), None)
         if path is None:
             continue
-        capacity = PlanCapacity(attention, LIMITS, path.tile(attention))
-        stated = path.scratch_bytes(capacity, "float32")
+        capacity = bench.plan_capacity(path, attention, LIMITS)
+        stated = path.scratch_bytes(capacity, bench.dtype)
         owner = path.bind(capacity, path.layout(capacity).allocate(bench.device))
         try:
             batch = batch_of(capacity, *worst_lengths(capacity)[0])
             owner.update(batch)
-            contexts = Contexts.drawn(capacity, batch, generator)
-            query = torch.randn(batch.tokens, capacity.query_heads, capacity.head_dim, generator=generator)
+            contexts = Contexts.drawn(capacity, batch, generator, bench.device)
+            query = contexts.query(capacity, batch, generator)
             with StorageMeter() as meter:
                 owner.append(*contexts.new(batch), contexts.cache_keys, contexts.cache_values)
                 owner.attend(query, contexts.cache_keys, contexts.cache_values)
