@@ -120,6 +120,44 @@ def test_a_pass_whose_subject_did_not_occur_fails(
     assert outcome.code == 1 and "a hit was missed" in outcome.of("warm")["reasons"][0]
 
 
+def test_a_pass_alone_is_held_to_the_bounds_of_the_whole_gate(gate: Callable[..., Outcome]) -> None:
+    alone, together = (
+        gate("tiny-qwen35", "--device", "cpu", "--batch", "5", "--no-controls", *passes)
+        for passes in (("--pass", "warm"), ("--pass", "sequential", "--pass", "warm"))
+    )
+    assert [*alone.verdicts("pass")] == ["warm"] and [*together.verdicts("pass")] == ["sequential", "warm"]
+    assert alone.results["floor"] == together.results["floor"] is not None
+    assert alone.results["bounds"] == together.results["bounds"]
+    assert alone.verdicts("pass")["warm"] == together.verdicts("pass")["warm"] == "passed"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("tiny-qwen3", "--no-prefix-cache"), "the prefix cache is off"),
+        (("tiny-qwen35", "--snapshot-memory", "1KiB"), "the prefix cache is off"),
+        (("tiny-qwen35", "--snapshot-memory", "500KiB"), "it wants 8 snapshots of recurrent state, and there are 4"),
+    ],
+)
+def test_without_a_prefix_cache_nothing_is_served_from_it(
+    arguments: tuple[str, ...], reason: str, gate: Callable[..., Outcome]
+) -> None:
+    passes = ("--pass", "sequential", "--no-controls", "--no-floor")
+    outcome = gate(*arguments, *QUICK, *passes)
+    assert outcome.code == 0 and outcome.results["left_out"] == {"warm": reason}
+    outcome = gate(*arguments, *QUICK, *passes, "--pass", "warm")
+    assert outcome.code == 1 and f"the pass 'warm' cannot be served: {reason}" in outcome.err
+
+
+@pytest.mark.parametrize(
+    "limits", [("--snapshot-stride", 128), ("--snapshot-memory", "950KiB"), ("--max-step-tokens", 8)]
+)
+def test_passes_are_sized_by_what_is_asked_for(limits: tuple[object, ...], gate: Callable[..., Outcome]) -> None:
+    outcome = gate("tiny-qwen35", *QUICK, *limits, "--no-controls", "--no-floor")
+    assert outcome.code == 0, outcome.err
+    assert set(outcome.verdicts("pass")) == {"sequential", "batched-5", "dropped", "warm", "mixed"}
+
+
 @pytest.mark.parametrize("strikes", [True, False])
 def test_a_fault_that_changes_nothing_is_not_caught(
     strikes: bool, gate: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
@@ -230,6 +268,10 @@ def test_a_fault_beside_a_long_row_is_not_caught_in_it(
         (("tiny-qwen3", "--pass", "sideways"), 2, "no pass is called 'sideways'"),
         (("tiny-qwen3", "--batch", "1"), 2, "at least 2"),
         (("tiny-qwen3", "--new-tokens", "3"), 2, "8"),
+        (("tiny-qwen3", "--max-requests", "16"), 1, "up to 17 requests side by side, and max_requests is 16"),
+        (("tiny-qwen3", "--max-step-tokens", "16"), 1, "up to 17 requests side by side, and max_step_tokens is 16"),
+        (("tiny-qwen3", "--kv-pages", "40"), 1, "and kv_pages is 40: raise it"),
+        (("tiny-qwen35", "--snapshot-stride", "1024"), 1, "two grains of the prefix cache in it, of 1024 tokens"),
     ],
 )
 def test_what_cannot_be_run_says_why(

@@ -7,25 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-from attrs import fields
 
-from trivet.capacity.limits import Limits
 from trivet.cli.debug import debug_option
+from trivet.cli.numbers import counts
 from trivet.cli.recorded import command_line, options_of
-from trivet.cli.sizing import sizing_arguments, sizing_options
-
-LEAST_NEW_TOKENS = 8
-
-
-def _batches(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
-    """Callback of an option whose value is numbers separated by commas."""
-    try:
-        counts = [int(part) for part in value.split(",")]
-    except ValueError:
-        counts = []
-    if not counts or min(counts) < 2:
-        raise click.BadParameter(f"{value!r}: expected numbers of at least 2, as in 9,17", context, parameter)
-    return tuple(dict.fromkeys(counts))
+from trivet.cli.sizing import partial_arguments, sizing_options
+from trivet.gate.settings import LEAST_NEW_TOKENS, GateSettings
 
 
 @click.command()
@@ -43,7 +30,7 @@ def _batches(context: click.Context, parameter: click.Parameter, value: str) -> 
 @click.option(
     "--batch",
     "batches",
-    callback=_batches,
+    callback=counts(least=2),
     metavar="N,...",
     default="9,17",
     show_default=True,
@@ -90,9 +77,8 @@ def gate(
     from trivet.bench.record import Record, make_folder, now
     from trivet.gate.passes import passes_of
     from trivet.gate.run import run_gate
-    from trivet.gate.settings import GateSettings
 
-    load = _load_arguments(runtime) | ({"cuda_graphs": False} if eager else {})
+    load = partial_arguments(runtime) | ({"cuda_graphs": False} if eager else {})
     settings = GateSettings(
         checkpoint, load, reference, batches, new_tokens, long_prompts, passes, controls, floor, seed
     )
@@ -114,11 +100,3 @@ def gate(
     if as_json:
         click.echo(json.dumps(results, separators=(",", ":")))
     return 0 if results["passed"] else 1
-
-
-def _load_arguments(given: dict[str, Any]) -> dict[str, Any]:
-    """The keyword arguments of `Runtime.load` that were given; of limits only those, as a mapping."""
-    names = {field.name for field in fields(Limits)}
-    limits = {name: value for name, value in given.items() if name in names and value is not None}
-    load = sizing_arguments({name: value for name, value in given.items() if name not in names})
-    return {**load, "limits": limits} if limits else load

@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from trivet.runtime.handle import Request
     from trivet.runtime.runtime import Runtime
 
+FLOOR_PASS = "sequential"
+"""The pass on whose sequences the floor of the model is measured."""
+WARM_SNAPSHOTS = 8
+"""Of recurrent state, with which none that `warm` starts from makes room: it has three requests open at most, each of
+which keeps two and has one under way."""
 OWN_TAIL_TOKENS = 7
 """What a prompt has of its own that begins like another."""
 
@@ -205,8 +210,9 @@ def mixed(bench: Bench) -> Evidence:
     """A prompt is computed in chunks beside requests that decode."""
     session = bench.session()
     prompt = bench.prompt(bench.sizes.mixed_prompt_tokens)
-    new_tokens = max(bench.settings.new_tokens, 10)
-    early = [session.submit(bench.prompt(tokens), new_tokens) for tokens in (5, 33, 100)[:MIXED_DECODES]]
+    early_prompts = [bench.prompt(tokens) for tokens in (5, 33, 100)[:MIXED_DECODES]]
+    new_tokens = max(bench.together(early_prompts), 10)
+    early = [session.submit(each, new_tokens) for each in early_prompts]
     while session.open and not all(_decoding(request) for request in early):
         session.step()
     late = session.submit(prompt, bench.settings.new_tokens)
@@ -249,9 +255,21 @@ def long_batched(bench: Bench) -> Evidence:
     return Evidence(served, faults, {"steps_with_all_rows": together})
 
 
+def left_out(bench: Bench) -> dict[str, str]:
+    """Why passes cannot be served on this runtime, by name."""
+    prefix = bench.runtime._engine.scheduler._holdings.prefix
+    if prefix is None:
+        return {"warm": "the prefix cache is off"}
+    if prefix.snapshots is not None and prefix.snapshots.total < WARM_SNAPSHOTS:
+        return {
+            "warm": f"it wants {WARM_SNAPSHOTS} snapshots of recurrent state, and there are {prefix.snapshots.total}"
+        }
+    return {}
+
+
 def passes_of(settings: GateSettings) -> dict[str, Pass]:
     """The passes by name, in the order in which they run."""
-    found: dict[str, Pass] = {"sequential": sequential}
+    found: dict[str, Pass] = {FLOOR_PASS: sequential}
     found |= {f"batched-{requests}": batched(requests) for requests in settings.batches}
     found |= {"dropped": dropped, "warm": warm, "mixed": mixed}
     if settings.long:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attrs import asdict, evolve, frozen
 
@@ -14,18 +14,15 @@ from trivet.errors import ConfigError
 from trivet.gate.bounds import QUANTITIES, Bounds, bounds_of
 from trivet.gate.compare import Compared, Figures, beyond
 from trivet.gate.controls import CONTROLS, LONG_CONTROLS, Control, long_untouched, tampered, untouched
-from trivet.gate.passes import Bench, Pass, passes_of
+from trivet.gate.passes import FLOOR_PASS, Bench, Pass, left_out, passes_of
 from trivet.gate.reference import Reference
 from trivet.gate.session import Served
-from trivet.gate.settings import GateSettings, Sizes
+from trivet.gate.settings import PAGE_SIZE, GateSettings, Sizes
 from trivet.gate.sharpen import sharpen
 from trivet.plugin.manager import PluginManager
-from trivet.runtime.blueprint import CUDA_SNAPSHOT_STRIDE
+from trivet.runtime.blueprint import prefill_grid, prefix_grain
 from trivet.runtime.device import resolve_device
 from trivet.runtime.locate import EMBEDDED, GEOMETRIES, locate_checkpoint
-
-if TYPE_CHECKING:
-    from trivet.geometry import ModelGeometry
 
 Report = Callable[[str], None]
 
@@ -112,6 +109,10 @@ def run_gate(settings: GateSettings, report: Report) -> dict[str, Any]:
         for attention, path in runtime.explain_paths().items():
             report(f"decode path of {attention}: {path}")
         judge = Judge(Bench(runtime, settings, sizes), reference, report)
+        for name, reason in judge.left_out.items():
+            if name in settings.passes:
+                raise ConfigError(f"the pass {name!r} cannot be served: {reason}")
+            report(f"{name} left out: {reason}")
         outcomes = judge.passes() + (judge.controls() if settings.controls else [])
     passed = all(outcome.good for outcome in outcomes)
     report(table(_HEADER, [_row(outcome) for outcome in outcomes]))
@@ -131,6 +132,7 @@ def run_gate(settings: GateSettings, report: Report) -> dict[str, Any]:
         "bounds": asdict(judge.bounds),
         "within_recorded_figures": within,
         "floor": judge.floor.as_json() if judge.floor is not None else None,
+        "left_out": judge.left_out,
         "seconds": round(seconds, 2),
         "outcomes": [outcome.as_json() for outcome in outcomes],
     }
@@ -142,19 +144,30 @@ class Judge:
     Attributes:
         bounds: those of the dtype, and once a floor is measured those of the model.
         floor: what rounding alone does to the reference; None where that is not measured.
+        left_out: why passes are not served, by name.
     """
 
     def __init__(self, bench: Bench, reference: Reference, report: Report) -> None:
         self.bounds: Bounds = bounds_of(bench.dtype)
         self.floor: Figures | None = None
+        self.left_out = left_out(bench)
         self._bench = bench
         self._reference = reference
         self._report = report
 
     def passes(self) -> list[Outcome]:
-        """The passes that were asked for, in their order; the floor is measured on the sequences of the first."""
-        settings = self._bench.settings
-        chosen = {n: serve for n, serve in passes_of(settings).items() if not settings.passes or n in settings.passes}
+        """The passes that were asked for, in their order.
+
+        The floor is measured on the sequences of `FLOOR_PASS`, asked for or not: bounds are those of the model, and do
+        not depend on which passes are run.
+        """
+        settings, known = self._bench.settings, passes_of(self._bench.settings)
+        for name in self.left_out:
+            del known[name]
+        chosen = {name: serve for name, serve in known.items() if not settings.passes or name in settings.passes}
+        if settings.floor and FLOOR_PASS not in chosen:
+            self._report(f"the sequences of {FLOOR_PASS} are served for the floor alone")
+            self._take_floor(known[FLOOR_PASS](self._bench).served)
         return [self._passed(name, serve) for name, serve in chosen.items()]
 
     def controls(self) -> list[Outcome]:
@@ -172,18 +185,22 @@ class Judge:
     def _passed(self, name: str, serve: Pass) -> Outcome:
         began = time.perf_counter()
         evidence = serve(self._bench)
-        measured = False
-        if self.floor is None and self._bench.settings.floor and evidence.served:
-            self.floor, measured = self._measured_floor(evidence.served), True
-            if self.floor is not None:
-                self.bounds = bounds_of(self._bench.dtype, self.floor.as_floor())
+        gives_floor = name == FLOOR_PASS and self._bench.settings.floor
+        if gives_floor:
+            self._take_floor(evidence.served)
         sequences = self._compared(evidence.served)
         figures = Figures.of(sequences)
         over = beyond(figures, self.bounds)
-        if over and self.floor is not None and not measured:
+        if over and self.floor is not None and not gives_floor:
             over = self._beyond_own_floor(name, figures, evidence.served)
         reasons = (*over, *evidence.faults)
         return self._told(Outcome(name, "pass", not reasons, reasons, figures, evidence.notes, began, sequences))
+
+    def _take_floor(self, served: Sequence[Served]) -> None:
+        """Measure the floor of the model, and take its bounds from it."""
+        self.floor = self._measured_floor(served) if served else None
+        if self.floor is not None:
+            self.bounds = bounds_of(self._bench.dtype, self.floor.as_floor())
 
     def _beyond_own_floor(self, name: str, figures: Figures, served: Sequence[Served]) -> list[str]:
         """Hold a pass that is over the model's bounds against the floor of its own sequences.
@@ -249,13 +266,11 @@ def sizes_for(settings: GateSettings) -> Sizes:
     document = ConfigDocument.read(locate_checkpoint(settings.checkpoint, with_weights=weights == "checkpoint"))
     geometry = PluginManager.discover().family_for(document.model_type).read_geometry(document)
     device, _ = resolve_device(settings.load.get("device"))
-    return Sizes.of(settings, geometry, device.type, _most_grain_tokens(settings, geometry, device.type))
-
-
-def _most_grain_tokens(settings: GateSettings, geometry: ModelGeometry, device: str) -> int:
-    """At least the grain of the prefix cache."""
-    page_size: int = settings.load.get("limits", {}).get("page_size", 16)
-    return CUDA_SNAPSHOT_STRIDE + page_size if geometry.hybrid and device == "cuda" else page_size
+    load = settings.load
+    grid_tokens = prefill_grid(geometry, load.get("numeric_policy", "tuned"))
+    page_size = load.get("limits", {}).get("page_size", PAGE_SIZE)
+    grain_tokens = prefix_grain(geometry, page_size, device.type, load.get("snapshot_stride"), grid_tokens)
+    return Sizes.of(settings, geometry, device.type, grain_tokens)
 
 
 def _tier(settings: GateSettings) -> str:

@@ -33,8 +33,13 @@ MIXED_DECODES = 3
 
 
 def together_tokens(new_tokens: int, prompt_tokens: Sequence[int], step_tokens: int) -> int:
-    """New tokens of each of several requests, so that the first still decodes when the last has joined."""
-    return max(new_tokens, sum(prompt_tokens) // step_tokens + LEAST_NEW_TOKENS)
+    """New tokens of each of several requests, so that the first still decodes when the last has joined.
+
+    Args:
+        step_tokens: of one step, at least one for each request: those that decode take one each from the prompts.
+    """
+    left_tokens = step_tokens - len(prompt_tokens) + 1
+    return max(new_tokens, sum(prompt_tokens) // left_tokens + LEAST_NEW_TOKENS)
 
 
 @frozen
@@ -75,7 +80,7 @@ class Sizes:
         limits: of the runtime.
         kv_pages: pages that hold the largest pass.
         mixed_prompt_tokens: a prompt that takes three steps beside decodes.
-        warm_prompt_tokens: a prompt with two whole grains of the prefix cache in it.
+        warm_prompt_tokens: a prompt with two whole grains of the prefix cache in it; 0 without a prefix cache.
     """
 
     limits: Limits
@@ -88,23 +93,42 @@ class Sizes:
         """The sizes for a model on a kind of device, ``"cpu"`` or ``"cuda"``.
 
         Raises:
-            ConfigError: the model has too few positions for what is asked.
+            ConfigError: the model has too few positions for what is asked, or the limits leave no room for the passes.
         """
         asked = dict(settings.load.get("limits", {}))
         page_size = asked.get("page_size", PAGE_SIZE)
         step_tokens = LONG_STEP_TOKENS if settings.long else min(STEP_TOKENS[device], geometry.max_positions // 4)
         step_tokens = asked.get("max_step_tokens", step_tokens)
-        mixed, warm = 2 * step_tokens + step_tokens // 4 + 1, 2 * grain_tokens + 5
-        rows = max(*settings.batches, MIXED_DECODES + 1, len(CONTROL_PROMPTS))
-        new_tokens = together_tokens(settings.new_tokens, [BATCHED_PROMPTS[1]] * rows, step_tokens)
+        mixed = 2 * step_tokens + step_tokens // 4 + 1
+        warm = 2 * grain_tokens + 5 if settings.load.get("prefix_cache", True) else 0
+        beside_long = [*LONG_PROMPTS, *[BATCHED_PROMPTS[1]] * MIXED_DECODES] if settings.long else []
+        rows = max(*settings.batches, MIXED_DECODES + 1, len(CONTROL_PROMPTS), len(beside_long))
+        for limit, found in (("max_step_tokens", step_tokens), ("max_requests", asked.get("max_requests", rows))):
+            if found < rows:
+                raise ConfigError(
+                    f"the gate serves up to {rows} requests side by side, and {limit} is {found}: raise it"
+                    f"{', or lower --batch' if rows in settings.batches else ''}"
+                )
+        together = [[BATCHED_PROMPTS[1]] * rows, beside_long]
+        new_tokens = max(together_tokens(settings.new_tokens, prompts, step_tokens) for prompts in together)
         new_tokens += DECODES_BEFORE_DROP
         longest = max(mixed, warm, *SEQUENTIAL_PROMPTS, *(LONG_PROMPTS if settings.long else ())) + new_tokens
         if longest > asked.get("max_context", geometry.max_positions):
             fewer = "--max-context gives" if "max_context" in asked else "the model has positions for"
+            what, advice = (
+                f"a prompt of {mixed} is computed in steps of at most {step_tokens}",
+                "lower --max-step-tokens",
+            )
+            if warm > mixed:
+                what = f"a prompt of {warm} has two grains of the prefix cache in it, of {grain_tokens} tokens each"
+                advice = "lower --snapshot-stride" if geometry.hybrid else "lower --page-size"
+            elif new_tokens > mixed:
+                what = f"{rows} requests decode side by side after prompts in steps of at most {step_tokens}"
+                advice = "raise --max-step-tokens"
             raise ConfigError(
-                f"the gate needs a context of {longest} tokens (a prompt of {mixed} is computed in steps of at most "
-                f"{step_tokens}), and {fewer} {asked.get('max_context', geometry.max_positions)}: "
-                f"{'raise it, ' if 'max_context' in asked else ''}lower --max-step-tokens"
+                f"the gate needs a context of {longest} tokens ({what}), and {fewer} "
+                f"{asked.get('max_context', geometry.max_positions)}: "
+                f"{'raise it, ' if 'max_context' in asked else ''}{advice}"
                 f"{', or leave out --long' if settings.long else ''}"
             )
         limits = {
@@ -122,6 +146,11 @@ class Sizes:
             pages(*[BATCHED_PROMPTS[1]] * (rows + 1)),
             pages(mixed, *[BATCHED_PROMPTS[1]] * MIXED_DECODES),
             pages(warm, warm, warm),
-            pages(*LONG_PROMPTS, *[BATCHED_PROMPTS[1]] * MIXED_DECODES) if settings.long else 0,
+            pages(*beside_long),
         )
+        if settings.load.get("kv_pages", most) < most:
+            raise ConfigError(
+                f"the gate serves requests that hold up to {most} pages of {page_size} tokens at once, and kv_pages is "
+                f"{settings.load['kv_pages']}: raise it, or leave it out"
+            )
         return cls(Limits(**limits), most + most // 4 + 8, mixed, warm)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trivet.errors import ConfigError
 from trivet.gate.session import GateError
+from trivet.installed import install_extra
 from trivet.weights.loader import parameter_views
 from trivet.weights.map import WeightMap
 
@@ -30,7 +31,7 @@ def import_transformers() -> Any:
     try:
         transformers = importlib.import_module("transformers")
     except ImportError as error:
-        advice = "pip install 'trivet[test]'"
+        advice = install_extra("gate")
         raise ConfigError(f"the reference is transformers, which is not installed; {advice}") from error
     transformers.utils.logging.disable_progress_bar()
     return transformers
