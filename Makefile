@@ -6,7 +6,8 @@ TEST_WORKERS ?= 2
 PYTEST_ARGS ?=
 
 BIN := $(VENV)/bin
-MANIFESTS := pyproject.toml constraints.txt
+# What an installation depends on; the package's __init__.py states the version.
+MANIFESTS := pyproject.toml constraints.txt core/trivet/__init__.py
 # Newer versions of pip read the second variable for what building the project takes, older ones the first.
 PIP_INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
 	$(BIN)/python -m pip install --quiet

@@ -32,12 +32,15 @@ def test_serving_keeps_when_each_client_got_each_token(bench: Run, checkpoints: 
 
 
 FAKE_START = """
-import json, os, pathlib
+import json, os, pathlib, sys
+print("a library greets")
 folder = pathlib.Path(os.environ["PYTHONPYCACHEPREFIX"])
 found = (folder / "compiled").exists()
 folder.mkdir(parents=True, exist_ok=True)
 (folder / "compiled").touch()
-print(json.dumps({"import_s": float(found), "load_s": 0.0, "first_token_s": 0.0}))
+told = open(int(sys.argv[3]), "w")
+print(json.dumps({"import_s": float(found), "load_s": 0.0, "first_token_s": 0.0}), file=told)
+print(json.dumps({"gpu": "of the start"}), file=told, flush=True)
 """
 
 
@@ -54,6 +57,22 @@ def test_a_cold_start_finds_nothing_compiled_and_a_warm_one_does(bench: Run, mon
     ]
 
 
+def test_the_record_of_starts_has_the_machine_as_they_saw_it(bench: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trivet.bench.startup.CHILD", FAKE_START)
+    record = bench("startup", "--warm", 1).record
+    assert record["machine"] == {"gpu": "of the start"} and "machine" not in record["results"]
+
+
+@pytest.mark.parametrize("before", ["", "import os, sys; os.write(int(sys.argv[3]), b'{}' + b'\\n')\n"])
+def test_a_start_that_does_not_end_is_ended(before: str, bench: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither without a token nor with one."""
+    monkeypatch.setattr("trivet.bench.startup.CHILD", f"{before}import time; time.sleep(60)")
+    monkeypatch.setattr("trivet.bench.startup.TIMEOUT_S", 1)
+    outcome = bench("startup")
+    assert outcome.code == 1 and outcome.record is None
+    assert "did not end within 1 s" in outcome.err
+
+
 def test_a_start_that_fails_is_an_error_with_its_last_words(bench: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trivet.bench.startup.CHILD", "raise SystemExit('the model is not there')")
     outcome = bench("startup")
@@ -68,6 +87,7 @@ def test_a_real_start_is_timed_from_the_process_to_its_first_token(bench: Run, c
     for start in outcome.record["results"]["starts"]:
         phases = [start[name] for name in ("interpreter_s", "import_s", "load_s", "first_token_s")]
         assert all(seconds > 0 for seconds in phases) and start["total_s"] == pytest.approx(sum(phases))
+    assert outcome.record["machine"]["torch_threads"] > 0
 
 
 def test_host_cost_is_kept_for_every_combination(bench: Run) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 from collections.abc import Callable
@@ -78,10 +79,11 @@ def test_wrong_usage_is_exit_code_2_and_names_the_option(bench: Run, arguments: 
     assert named in outcome.err and outcome.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", ["decode", "serve", "startup", "host"])
-def test_a_record_has_to_go_somewhere(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", command]) == 2
-    assert "--out" in capsys.readouterr().err
+def test_a_record_goes_to_a_folder_that_need_not_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", "host", "--requests", "1", "--steps", "2"]) == 0
+    (path,) = Path("records").glob("host-*.json")
+    assert json.loads(path.read_text())["command"] == "trivet bench host --requests 1 --steps 2"
 
 
 def test_percentiles_are_samples_by_the_nearest_rank() -> None:

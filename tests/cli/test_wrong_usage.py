@@ -49,7 +49,8 @@ def test_wrong_usage_is_exit_code_2_and_one_line(trivet_command: Run, arguments:
         (["generate", "text", "--model", "no-such-directory"], "ConfigError: "),
         (["memory", "no-such-directory"], "ConfigError: "),
         (["memory", "tiny-qwen3", "--device", "no-such-gpu"], "no device profile named 'no-such-gpu'"),
-        (["memory", "tiny-qwen3", "--device-memory", "1MiB"], "MemoryBudgetError: "),
+        (["memory", "tiny-qwen3", "--device-memory", "1MiB", "--json"], "MemoryBudgetError: "),
+        (["generate", "text", "--device", "cpu", "--memory-fraction", "1e-6"], "MemoryBudgetError: "),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -27,6 +27,14 @@ def test_a_block_under_the_name_of_a_file_is_that_file_and_no_other_is() -> None
     ]
 
 
+def test_the_layers_of_the_page_on_plugins_stand_in_a_module_of_their_own() -> None:
+    blocks = blocks_of((ROOT / "sdk_docs" / "plugins.md").read_text(encoding="utf-8"))
+    (layers,) = (block.source for block in blocks if "class Layer:" in block.source)
+    module: dict[str, object] = {"__name__": "trivet_plain.model"}
+    exec(compile(layers, "trivet_plain/model.py", "exec"), module)
+    assert callable(module["build"])
+
+
 def test_the_pages_that_promise_examples_have_some() -> None:
     for name in ("README.md", "sdk_docs/plugins.md"):
         assert blocks_of((ROOT / name).read_text(encoding="utf-8")), name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from importlib import metadata, resources
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -68,9 +68,14 @@ def test_each_shipped_plugin_is_packaged_found_and_linted(package: Path) -> None
     assert package.name in linter["root_packages"]
     core, plugins, _ = linter["contracts"]
     assert package.name in core["forbidden_modules"] and package.name in plugins["source_modules"]
+    assert str(relative) in PROJECT["tool"]["mypy"]["files"]
 
 
-def test_package_data_travels_with_the_code() -> None:
-    package = resources.files("trivet")
-    for name in ("py.typed", "capacity/profiles.json", "models/tiny-qwen3/config.json"):
-        assert package.joinpath(name).is_file(), name
+def test_make_installs_anew_when_the_version_changes() -> None:
+    manifests = re.search(r"^MANIFESTS := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert manifests is not None
+    assert set(manifests[1].split()) >= {
+        "pyproject.toml",
+        "constraints.txt",
+        PROJECT["tool"]["hatch"]["version"]["path"],
+    }

@@ -72,6 +72,9 @@ def test_a_stride_or_page_longer_than_any_context_serves_without_hits(
             (request,) = serve(runtime, [prompt], trivet.Sampling(max_new_tokens=5))
             assert request.completion.cached_tokens == 0
             assert ears.worst_gap(group6.model, prompt, request) <= ATOL
+        assert runtime.stats()["prefix_grain_tokens"] == stride, "no prompt reaches a grain, so that none is hit"
+        reason = f"snapshots would lie at multiples of {stride} tokens, and max_context is 64"
+        assert runtime.memory.line("snapshots").source == f"hybrid prefix caching is off: {reason}"
 
 
 def test_a_request_may_fill_the_context_to_its_last_token(group6: Group6) -> None:

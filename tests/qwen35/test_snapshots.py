@@ -76,7 +76,7 @@ def test_no_room_for_a_snapshot_turns_hybrid_prefix_caching_off_and_says_why(
         (record,) = [record for record in caplog.records if OFF in record.getMessage()]
         assert f"snapshot_bytes is {given} bytes" in record.getMessage() and str(one) in record.getMessage()
         line = runtime.memory.line("snapshots")
-        assert (line.bytes, line.source) == (0, OFF)
+        assert line.bytes == 0 and line.source == record.getMessage()
         ears = EveryPosition(runtime)
         for _ in range(2):
             (request,) = serve(runtime, [prompt], trivet.Sampling(max_new_tokens=3))
@@ -91,8 +91,9 @@ def test_a_planned_memory_says_it_too_and_a_runtime_with_room_says_nothing(
 ) -> None:
     with caplog.at_level(logging.WARNING, "trivet"):
         trivet.plan_memory(group6.directory, limits=LIMITS)
-        trivet.plan_memory(group6.directory, limits=LIMITS, prefix_cache=False)
+        off = trivet.plan_memory(group6.directory, limits=LIMITS, prefix_cache=False).line("snapshots")
         assert OFF not in caplog.text
+        assert off.source == f"{OFF}: prefix_cache=False"
         trivet.plan_memory(group6.directory, limits=LIMITS, snapshot_bytes=0)
         assert OFF in caplog.text
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from trivet.errors import RequestRejected
 from trivet.sampling import Sampling, derive_seed
+from trivet.sampling.params import STOP_CHARS_MAX
 
 BAD = [
     ("max_new_tokens", [0, -1, 1.5, "3", True, 2**63]),
@@ -21,7 +22,7 @@ BAD = [
     ("presence_penalty", [math.nan, math.inf, -math.inf]),
     ("frequency_penalty", [math.nan, math.inf, -math.inf]),
     ("seed", [2**64, -(2**63) - 1, 1.0, "7", True]),
-    ("stop", ["", ["a", ""], [1], 3, b"bytes"]),
+    ("stop", ["", ["a", ""], [1], 3, b"bytes", "s" * (STOP_CHARS_MAX + 1), ["stop"] * STOP_CHARS_MAX]),
     ("stop_token_ids", [[-1], ["1"], [True], 5, "12"]),
     ("ignore_eos", [1, None]),
     ("logprobs", [-1, 4097, 1.0, True]),
@@ -32,6 +33,11 @@ BAD = [
 def test_a_value_that_cannot_be_served_is_refused_by_the_field_s_name(name: str, value: object) -> None:
     with pytest.raises(RequestRejected, match=rf"{name}.*found .*expected "):
         Sampling(**{name: value})  # type: ignore[arg-type]
+
+
+def test_a_number_above_the_highest_is_refused_with_the_highest() -> None:
+    with pytest.raises(RequestRejected, match=rf"max_new_tokens.*from 1 to {2**63 - 1}$"):
+        Sampling(max_new_tokens=10**23)
 
 
 def test_a_number_too_long_to_print_is_refused_all_the_same() -> None:

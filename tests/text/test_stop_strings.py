@@ -105,3 +105,13 @@ def test_a_long_stop_string_costs_no_more_per_character() -> None:
     scanner = StopScanner(["a" * 100_000 + "b"])
     released = sum(len(scanner.feed("a" * 100)) for _ in range(3_000))
     assert released == 200_000
+
+
+def test_many_stop_strings_cost_no_more_per_character() -> None:
+    """All begin alike, so that every character could begin any of them; to follow each alone would take hours."""
+    scanner = StopScanner([f"aaab{number:05}" for number in range(20_000)])
+    released = sum(len(scanner.feed("aaaa")) for _ in range(100_000))
+    assert released == 399_997
+    assert scanner.stop is None
+    assert scanner.feed("b19999c") == ""
+    assert scanner.stop == "aaab19999"

@@ -21,6 +21,7 @@ from trivet.bench.prompts import Lengths, drawn_prompts
 from trivet.bench.stepping import BenchmarkError
 from trivet.dtypes import as_torch
 from trivet.errors import ConfigError
+from trivet.installed import install_extra
 from trivet.runtime.locate import locate_checkpoint
 from trivet.sampling.params import Sampling
 
@@ -171,7 +172,7 @@ class Peer:
         try:
             transformers: Any = importlib.import_module("transformers")
         except ImportError as error:
-            advice = "pip install 'trivet[test]'"
+            advice = install_extra("gate")
             raise ConfigError(f"--peer transformers: transformers is not installed; {advice}") from error
         transformers.utils.logging.disable_progress_bar()
         dtype = as_torch(runtime._engine.blueprint.capacity.dtype)

@@ -27,7 +27,8 @@ class Record:
     """What one run of a benchmark keeps.
 
     Attributes:
-        benchmark: ``"decode"``, ``"decode-arms"``, ``"decode-peer"``, ``"serve"``, ``"startup"`` or ``"host"``.
+        benchmark: ``"decode"``, ``"decode-arms"``, ``"decode-peer"``, ``"generate"``, ``"serve"``, ``"startup"``,
+            ``"host"`` or ``"gate"``.
         command: the command line that repeats it, without the folder of the record.
         settings: every option, the defaults included.
         results: what was measured: raw samples, and the figures that were printed.
@@ -53,17 +54,25 @@ class Record:
     def of(
         cls, benchmark: str, command: str, settings: Mapping[str, Any], results: Mapping[str, Any], started: datetime
     ) -> Record:
-        """A record of `results` with all that is known of this process."""
+        """A record of `results` with all that is known of this process.
+
+        Args:
+            settings: the ``"device"`` among them is the one whose GPU is described.
+            results: a ``"machine"`` among them is what another process, which was measured, said of its own; it takes
+                the place of this process's.
+        """
+        measured = dict(results)
+        machine = measured.pop("machine", None)
         return cls(
             benchmark=benchmark,
             command=command,
             settings=settings,
-            results=results,
+            results=measured,
             schema_version=SCHEMA_VERSION,
             started=started.isoformat(timespec="seconds"),
             commit=_commit(),
             versions=_versions(),
-            machine=_machine(),
+            machine=machine_of(settings.get("device")) if machine is None else machine,
         )
 
     def write(self, folder: Path) -> Path:
@@ -140,7 +149,12 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def _machine() -> dict[str, Any]:
+def machine_of(device: str | None) -> dict[str, Any]:
+    """The machine as this process sees it: with torch imported, its threads too, and with CUDA the GPU.
+
+    Args:
+        device: as in `Runtime.load`; where it names no GPU, the current one is described.
+    """
     machine: dict[str, Any] = {
         "system": platform.system(),
         "architecture": platform.machine(),
@@ -154,7 +168,9 @@ def _machine() -> dict[str, Any]:
     if torch is not None:
         machine["torch_threads"] = torch.get_num_threads()
         if torch.cuda.is_available():
-            properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+            named = torch.device(device or "cuda")
+            index = named.index if named.type == "cuda" else None
+            properties = torch.cuda.get_device_properties(torch.cuda.current_device() if index is None else index)
             machine["gpu"] = properties.name
             machine["gpu_memory_bytes"] = properties.total_memory
             machine["cuda"] = torch.version.cuda

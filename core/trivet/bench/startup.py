@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from io import FileIO
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,6 +37,7 @@ CACHES = {
 """Environment variables that say where compiled code is kept, and the folder that each is pointed to."""
 
 TIMEOUT_S = 1800
+"""Of one start, from its process to its end: kernels that are built in it take minutes."""
 
 CHILD = """
 import json, sys, time
@@ -43,7 +46,7 @@ import trivet
 from trivet import Runtime, Sampling
 import torch
 imported = time.perf_counter()
-model, load = sys.argv[1], json.loads(sys.argv[2])
+model, load, told = sys.argv[1], json.loads(sys.argv[2]), open(int(sys.argv[3]), "w")
 if "limits" in load:
     load["limits"] = trivet.Limits(**load["limits"])
 with Runtime.load(model, autostart=False, **load) as runtime:
@@ -51,8 +54,14 @@ with Runtime.load(model, autostart=False, **load) as runtime:
     token = next(iter(runtime.stream([0], Sampling(max_new_tokens=1, ignore_eos=True))))
     first = time.perf_counter()
     phases = {"import_s": imported - began, "load_s": loaded - imported, "first_token_s": first - loaded}
-    print(json.dumps(phases), flush=True)
+    print(json.dumps(phases), file=told, flush=True)
+    from trivet.bench.record import machine_of
+    print(json.dumps(machine_of(load.get("device"))), file=told, flush=True)
 """
+"""What a start runs. It tells its phases, then its machine, in a line each: not on its standard output, where whatever
+is imported may write too, but to the descriptor that it is given."""
+
+LINES_TOLD = 2
 
 
 @frozen
@@ -97,15 +106,17 @@ def bench_startup(settings: StartupSettings, report: Report) -> dict[str, Any]:
     """Start processes; tells `report` the table, and returns what a record keeps.
 
     Raises:
-        BenchmarkError: a process failed; with what it wrote.
+        BenchmarkError: a process failed, with what it wrote, or took longer than `TIMEOUT_S`.
     """
-    starts: list[Start] = []
+    told: list[tuple[Start, dict[str, Any]]] = []
     with tempfile.TemporaryDirectory() as folder:
         kept = Path(folder) / "kept"
         for number in range(settings.cold):
             caches = kept if number == settings.cold - 1 else Path(folder) / str(number)
-            starts.append(_start(settings, "cold", caches))
-        starts += [_start(settings, "warm", kept) for _ in range(settings.warm)]
+            told.append(_start(settings, "cold", caches))
+        told += [_start(settings, "warm", kept) for _ in range(settings.warm)]
+    starts = [start for start, _ in told]
+    _, machine = told[-1]
     names = ("total_s", "interpreter_s", "import_s", "load_s", "first_token_s")
     medians = {
         temperature: {
@@ -117,29 +128,54 @@ def bench_startup(settings: StartupSettings, report: Report) -> dict[str, Any]:
     rows = [(temperature, *figures.values()) for temperature, figures in medians.items()]
     header = ("start", "to first token s", "interpreter", "import", "load", "first token")
     report(f"medians of {settings.cold} cold and {settings.warm} warm starts\n{table(header, rows)}")
-    return {"starts": [asdict(start) for start in starts], "medians": medians}
+    return {"starts": [asdict(start) for start in starts], "medians": medians, "machine": machine}
 
 
-def _start(settings: StartupSettings, temperature: Temperature, caches: Path) -> Start:
+def _start(settings: StartupSettings, temperature: Temperature, caches: Path) -> tuple[Start, dict[str, Any]]:
+    """One start, and what its process said of the machine."""
     environment = {**os.environ, **{variable: str(caches / name) for variable, name in CACHES.items()}}
-    command = [sys.executable, "-c", CHILD, settings.model, json.dumps(dict(settings.load))]
+    readable, writable = os.pipe()
+    command = [sys.executable, "-c", CHILD, settings.model, json.dumps(dict(settings.load)), str(writable)]
     started = time.perf_counter()
-    with (
-        tempfile.TemporaryFile("w+") as errors,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment) as process,
-    ):
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        total_s = time.perf_counter() - started
+    with open(readable, "rb", buffering=0) as pipe, tempfile.TemporaryFile("w+") as errors:
         try:
-            process.wait(TIMEOUT_S)
-        except subprocess.TimeoutExpired as error:
-            process.kill()
-            raise BenchmarkError(f"a start did not end within {TIMEOUT_S} s of its first token") from error
+            process = subprocess.Popen(
+                command, stdout=subprocess.DEVNULL, stderr=errors, pass_fds=(writable,), env=environment
+            )
+        finally:
+            os.close(writable)
+        with process:
+            try:
+                lines, first_s = _told(pipe, started + TIMEOUT_S)
+                process.wait(max(0.0, started + TIMEOUT_S - time.perf_counter()))
+            except (TimeoutError, subprocess.TimeoutExpired) as error:
+                raise BenchmarkError(f"a start did not end within {TIMEOUT_S} s: it was ended") from error
+            finally:
+                process.kill()  # nothing where it has ended
         errors.seek(0)
         written = errors.read()
-    if process.returncode or not line:
+    if process.returncode or len(lines) != LINES_TOLD:
         last = written.strip().splitlines()[-1:] or ["it wrote nothing"]
         raise BenchmarkError(f"a start ended with exit code {process.returncode}: {last[0]}")
-    phases = {name: float(seconds) for name, seconds in json.loads(line).items()}
-    return Start(temperature, total_s, total_s - sum(phases.values()), **phases)
+    phases, machine = (json.loads(line) for line in lines)
+    total_s = first_s - started
+    return Start(temperature, total_s, total_s - sum(phases.values()), **phases), machine
+
+
+def _told(pipe: FileIO, until_s: float) -> tuple[list[bytes], float]:
+    """The lines that a start tells, fewer where it ends before, and when the first of them came.
+
+    Raises:
+        TimeoutError: neither came until `until_s`, by the clock of `time.perf_counter`.
+    """
+    told, first_s = b"", 0.0
+    while told.count(b"\n") < LINES_TOLD:
+        ready, _, _ = select.select([pipe], [], [], max(0.0, until_s - time.perf_counter()))
+        if not ready:
+            raise TimeoutError
+        part = pipe.read(2**16)
+        if not part:
+            break
+        first_s = first_s or time.perf_counter()
+        told += part
+    return told.splitlines(), first_s

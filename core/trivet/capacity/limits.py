@@ -1,5 +1,7 @@
 """What the operator allows."""
 
+from __future__ import annotations
+
 from attrs import frozen
 
 from trivet.checked import INT32_MAX, ceil_div
@@ -9,9 +11,16 @@ MOST_CONTEXT_TOKENS = 2**24
 """Rotary angles are products of float32 positions, and float32 counts exactly up to here."""
 
 
+_OF_DEVICES = {
+    "cpu": {"max_requests": 8, "max_step_tokens": 256, "max_context": 2048, "page_size": 16},
+    "cuda": {"max_requests": 64, "max_step_tokens": 4096, "max_context": 32768, "page_size": 16},
+}
+"""What is taken where nothing is said, by kind of device."""
+
+
 @frozen
 class Limits:
-    """How much may be asked of a runtime at once.
+    """How much may be asked of a runtime at once. Without arguments few: `for_device` gives those of a device.
 
     Attributes:
         max_requests: requests that may be active (decoding or prefilling) at once.
@@ -41,6 +50,26 @@ class Limits:
         if self.max_context > MOST_CONTEXT_TOKENS:
             advice = "rotary positions are float32, which counts exactly up to there: lower this limit"
             raise CapacityExceeded("max_context", self.max_context, MOST_CONTEXT_TOKENS, advice)
+
+    @classmethod
+    def for_device(cls, kind: str, max_positions: int | None = None, **named: int) -> Limits:
+        """What a runtime takes where it is given no limits, but for those named here.
+
+        Args:
+            kind: ``"cpu"`` or ``"cuda"``.
+            max_positions: of the model, if it is known: the context is no longer, unless it is named.
+            named: limits by name.
+
+        Raises:
+            ConfigError: there are no such devices, or as `Limits`.
+            CapacityExceeded: as `Limits`.
+        """
+        if kind not in _OF_DEVICES:
+            raise ConfigError(f"limits for devices of kind {kind!r}: expected one of {', '.join(_OF_DEVICES)}")
+        limits = dict(_OF_DEVICES[kind])
+        if max_positions is not None:
+            limits["max_context"] = min(limits["max_context"], max_positions)
+        return cls(**{**limits, **named})
 
     @property
     def step_tokens(self) -> int:

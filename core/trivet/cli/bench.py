@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from attrs import fields
 
-from trivet.capacity.limits import Limits
+from trivet.bench.arms import ARMS
 from trivet.cli.debug import debug_option
+from trivet.cli.numbers import counts
 from trivet.cli.recorded import command_line, options_of
-from trivet.cli.sizing import COUNT, sizing_arguments, sizing_options
+from trivet.cli.sizing import COUNT, DEFAULT_MODEL, partial_arguments, sizing_options
 from trivet.errors import TrivetError
 
 if TYPE_CHECKING:
@@ -20,20 +20,7 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-DEFAULT_MODEL = "tiny-qwen3"
-ARMS = ("owned", "fresh")
 PEERS = ("transformers",)
-
-
-def _counts(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
-    """Callback of an option whose value is numbers separated by commas."""
-    try:
-        counts = [int(part) for part in value.split(",")]
-    except ValueError:
-        counts = []
-    if not counts or min(counts) < 1:
-        raise click.BadParameter(f"{value!r}: expected numbers of at least 1, as in 1,16", context, parameter)
-    return tuple(dict.fromkeys(counts))
 
 
 def _arms(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
@@ -56,7 +43,7 @@ def _batches_option(command: Command) -> Command:
     option = click.option(
         "--batch",
         "batches",
-        callback=_counts,
+        callback=counts(),
         metavar="N,...",
         default="1,16",
         show_default=True,
@@ -66,7 +53,14 @@ def _batches_option(command: Command) -> Command:
 
 
 def _out_option(command: Command) -> Command:
-    option = click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder for the record, JSON.")
+    option = click.option(
+        "--out",
+        type=click.Path(path_type=Path),
+        metavar="DIR",
+        default="records",
+        show_default=True,
+        help="Folder for the record, JSON; made if it is not there.",
+    )
     return option(command)
 
 
@@ -87,14 +81,6 @@ def _runtime_options(command: Command) -> Command:
     return command
 
 
-def _load_arguments(given: dict[str, Any]) -> dict[str, Any]:
-    """The keyword arguments of `Runtime.load` that were given; of limits only those, as a mapping."""
-    names = {field.name for field in fields(Limits)}
-    limits = {name: value for name, value in given.items() if name in names and value is not None}
-    load = sizing_arguments({name: value for name, value in given.items() if name not in names})
-    return {**load, "limits": limits} if limits else load
-
-
 @click.group()
 def bench() -> None:
     """Measure the runtime. Each command prints a short table and writes one record with every raw sample."""
@@ -110,7 +96,7 @@ def bench() -> None:
     "arms",
     callback=_arms,
     metavar="ARM,...",
-    default="owned,fresh",
+    default=",".join(ARMS),
     show_default=True,
     help="The plan: owned and refilled, fresh in every step (no CUDA graphs then), or both in interleaved pairs.",
 )
@@ -154,7 +140,7 @@ def decode(
     **runtime: Any,
 ) -> int:
     """Time decode steps; compare an owned plan with a fresh one, or the runtime with transformers."""
-    load = _load_arguments(runtime)
+    load = partial_arguments(runtime)
     if peer is None:
         from trivet.bench.decode import DecodeSettings, bench_decode
 
@@ -167,11 +153,6 @@ def decode(
     return _run("decode-peer", lambda: bench_peer(sides, click.echo), out)
 
 
-def _no_or_counts(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
-    """As `_counts`, and an empty value is no number."""
-    return _counts(context, parameter, value) if value else ()
-
-
 @bench.command()
 @_batches_option
 @click.option("--prompt-tokens", type=COUNT, default=128, show_default=True, help="Of each request.")
@@ -180,12 +161,17 @@ def _no_or_counts(context: click.Context, parameter: click.Parameter, value: str
 @click.option("--many", type=click.IntRange(min=0), default=0, help="Requests of one call for throughput.")
 @click.option("--many-new-tokens", type=COUNT, default=128, show_default=True, help="With --many: new tokens.")
 @click.option(
-    "--ttft", "long_prompts", callback=_no_or_counts, metavar="N,...", default="", help="Prompts to time alone."
+    "--ttft",
+    "long_prompts",
+    callback=counts(or_none=True),
+    metavar="N,...",
+    default="",
+    help="Prompts to time alone.",
 )
 @click.option(
     "--warm-ttft",
     "cached_prefixes",
-    callback=_no_or_counts,
+    callback=counts(or_none=True),
     metavar="N,...",
     default="",
     help="Prefixes to keep in the prefix cache, and to time prompts behind.",
@@ -225,7 +211,7 @@ def generate(
         cached_prefixes=cached_prefixes,
         kernels=kernels,
         seed=seed,
-        load=_load_arguments(runtime),
+        load=partial_arguments(runtime),
     )
     return _run("generate", lambda: bench_generate(settings, click.echo), out)
 
@@ -266,7 +252,7 @@ def serve(
     """Serve many streaming clients at once: throughput, time to first token, inter-token latency."""
     from trivet.bench.serve import ServeSettings, bench_serve
 
-    load = _load_arguments(runtime)
+    load = partial_arguments(runtime)
     settings = ServeSettings(model, requests, prompt_tokens, new_tokens, concurrency, seed, load)
     return _run("serve", lambda: bench_serve(settings, click.echo), out)
 
@@ -281,14 +267,14 @@ def startup(cold: int, warm: int, model: str, out: Path, **runtime: Any) -> int:
     """Time from the start of a process to its first token."""
     from trivet.bench.startup import StartupSettings, bench_startup
 
-    settings = StartupSettings(model, cold, warm, _load_arguments(runtime))
+    settings = StartupSettings(model, cold, warm, partial_arguments(runtime))
     return _run("startup", lambda: bench_startup(settings, click.echo), out)
 
 
 @bench.command()
 @click.option(
     "--requests",
-    callback=_counts,
+    callback=counts(),
     metavar="N,...",
     default="1,64,256,1024",
     show_default=True,
@@ -296,7 +282,7 @@ def startup(cold: int, warm: int, model: str, out: Path, **runtime: Any) -> int:
 )
 @click.option(
     "--cached-pages",
-    callback=_counts,
+    callback=counts(),
     metavar="N,...",
     default="1000,10000,100000",
     show_default=True,

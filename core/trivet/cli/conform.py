@@ -84,6 +84,7 @@ def conform(
                 break
         command = shlex.join(["trivet", *_words(model_type, tiers, model, ids, seed)])
         record = make_record(kit, outcomes, command, time.perf_counter() - started)
+        paths = [path.name for path in kit.family.decode_paths] if kit.loaded else []
     if json_file is not None:
         json_file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     if junit_file is not None:
@@ -91,6 +92,8 @@ def conform(
     if markdown_file is not None:
         markdown_file.write_text(markdown(record), encoding="utf-8")
     click.echo("")
+    if paths:
+        click.echo(f"decode paths of the family, in the order in which they are asked: {', '.join(paths)}")
     for line in closing_lines(record):
         click.echo(line)
     return 0 if record["passed"] else 1

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trivet.cli.debug import debug_option
+from trivet.cli.limits import loading_arguments
 from trivet.cli.numbers import Number
 from trivet.cli.progress import answers_bar, loading_bar
-from trivet.cli.sizing import COUNT, sizing_arguments, sizing_options
+from trivet.cli.sizing import COUNT, DEFAULT_MODEL, sizing_options
 
 if TYPE_CHECKING:
     from trivet import Completion, Runtime, Sampling
 
-DEFAULT_MODEL = "tiny-qwen3"
 DEFAULT_NEW_TOKENS = 64
 
 
@@ -62,7 +62,7 @@ def generate(
     sampling = Sampling(
         max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, stop=stop
     )
-    arguments = sizing_arguments({"device": device, "weights": weights, **sizing})
+    arguments = loading_arguments(model, {"device": device, "weights": weights, **sizing})
     with loading_bar(model) as progress:
         runtime = Runtime.load(model, progress=progress, **arguments)
     with runtime:

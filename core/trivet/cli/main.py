@@ -18,7 +18,7 @@ from trivet.cli.memory import memory
 from trivet.cli.new_plugin import new_plugin
 from trivet.cli.plugins import plugins
 from trivet.cli.warmup import warmup
-from trivet.errors import TrivetError
+from trivet.errors import MemoryBudgetError, TrivetError
 
 SUCCESS, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -55,6 +55,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(debug, FAILED, f"trivet: {error.format_message()}")
     except click.Abort:
         return _fail(debug, INTERRUPTED, "trivet: interrupted")
+    except MemoryBudgetError as error:
+        # The ledger behind its first line is no part of one; `trivet memory` prints it.
+        what, _, table = str(error).partition("\n")
+        hint = "; trivet memory with the same options prints the ledger" if table else ""
+        return _fail(debug, FAILED, f"trivet: {type(error).__name__}: {what.rstrip('.')}{hint}")
     except TrivetError as error:
         return _fail(debug, FAILED, f"trivet: {type(error).__name__}: {error}")
     except Exception as error:

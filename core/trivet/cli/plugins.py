@@ -17,7 +17,7 @@ from trivet.plugin.selection import VARIABLE
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @debug_option
 def plugins(as_json: bool) -> int:
-    """List the installed plugins. Imports each, so that one that fails is told from one that works."""
+    """List the installed plugins. Imports each that may be used, so that one that fails is told from one that works."""
     manager = PluginManager.discover()
     records = manager.load_all()
     for selector in manager.unmatched:

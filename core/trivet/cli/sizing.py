@@ -6,16 +6,21 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
+from attrs import fields
 
-from trivet.capacity.limits import Limits
 from trivet.capacity.plan import NUMERIC_POLICIES
 from trivet.cli.numbers import Number
 from trivet.cli.sizes import size_option
 from trivet.dtypes import SERVED
+from trivet.runtime.options import SizingOptions
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 COUNT = click.IntRange(min=1)
+MEMORY_FRACTION = fields(SizingOptions).memory_fraction.default
+
+DEFAULT_MODEL = "tiny-qwen3"
+"""Of commands that need not be told what to serve: a model that ships, is trained, and runs anywhere at once."""
 
 _LIMITS = {
     "max_requests": "Requests that may be active at once.",
@@ -37,7 +42,7 @@ def sizing_options(command: Command) -> Command:
         click.option(
             "--memory-fraction",
             type=Number(0, 1, min_open=True),
-            help="Part of the device's memory that the whole runtime may take.",
+            help=f"Part of the device's memory that the whole runtime may take; {MEMORY_FRACTION} by default.",
         ),
         click.option(
             "--prefix-cache/--no-prefix-cache", default=None, help="Whether prompts share what they have in common."
@@ -51,18 +56,22 @@ def sizing_options(command: Command) -> Command:
             help="Hybrid models: what snapshots may take, as in 8GiB; a share of what is left by default.",
         ),
         click.option("--numeric-policy", type=click.Choice(NUMERIC_POLICIES), help="Tuned by default."),
-        click.option("--attention", metavar="NAME", help="Attention backend; chosen by predicates by default."),
+        click.option(
+            "--attention",
+            metavar="NAME",
+            help="Attention backend: flashinfer, reference or that of a plugin; chosen by predicates by default.",
+        ),
     ]
     for option in reversed(options):
         command = option(command)
     return command
 
 
-def sizing_arguments(given: dict[str, Any]) -> dict[str, Any]:
+def partial_arguments(given: dict[str, Any]) -> dict[str, Any]:
     """The keyword arguments of `Runtime.load` and `plan_memory` for the options that were given, and no others.
 
-    The limits that were given go into one `Limits`; none of them leaves the choice to the runtime.
+    Limits are a mapping of those that were given: the caller chooses the others.
     """
     given = {name: value for name, value in given.items() if value is not None}
     limits = {name: given.pop(name) for name in _LIMITS if name in given}
-    return {**given, "limits": Limits(**limits)} if limits else given
+    return {**given, "limits": limits} if limits else given

@@ -7,7 +7,8 @@ from typing import Any
 import click
 
 from trivet.cli.debug import debug_option
-from trivet.cli.sizing import sizing_arguments, sizing_options
+from trivet.cli.limits import loading_arguments
+from trivet.cli.sizing import sizing_options
 
 
 @click.command()
@@ -26,7 +27,7 @@ def warmup(model: str, device: str | None, weights: str, **sizing: Any) -> int:
     """Build and cache the kernels that serving MODEL takes; the next start finds them."""
     from trivet.runtime.warmup import warm_up
 
-    arguments = sizing_arguments({"device": device, "weights": weights, **sizing})
+    arguments = loading_arguments(model, {"device": device, "weights": weights, **sizing})
     built = warm_up(model, click.echo, **arguments)
     click.echo(f"ready after {sum(one.seconds for one in built):.1f} s")
     return 0

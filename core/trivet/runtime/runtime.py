@@ -8,7 +8,7 @@ import logging
 import numbers
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, TypeVar
 
 import torch
@@ -19,7 +19,7 @@ from trivet.layout import AllocationMeter
 from trivet.plugin.manager import PluginManager
 from trivet.reservation import MemoryLedger
 from trivet.runtime.blueprint import draw_blueprint
-from trivet.runtime.device import resolve_device
+from trivet.runtime.device import current, resolve_device
 from trivet.runtime.engine import Engine
 from trivet.runtime.fault import release_locals
 from trivet.runtime.handle import Request, TokenReader
@@ -163,7 +163,8 @@ class Runtime:
         directory = locate_checkpoint(checkpoint, with_weights=weights == "checkpoint")
         torch_device, profile = resolve_device(device)
         plugins = PluginManager.discover().observed_by(observers)
-        blueprint = draw_blueprint(directory, options, profile, plugins)
+        with current(torch_device):
+            blueprint = draw_blueprint(directory, options, profile, plugins)
         tokenizer = Tokenizer.load(directory)
         template = ChatTemplate.load(directory)
         meter = AllocationMeter()
@@ -523,6 +524,8 @@ def _unusable(fault: BaseException) -> str:
 
 
 def _listed(values: Iterable[Value], name: str) -> list[Value]:
+    if isinstance(values, Mapping | Set):  # the keys of one, in no order that was asked for of the other
+        raise RequestRejected(f"{name} is {type(values).__name__}, expected one value or a list of them")
     try:
         return list(values)
     except TypeError as error:

@@ -15,6 +15,9 @@ from trivet.errors import RequestRejected
 LOGPROBS_MAX = 4096
 """Most alternatives that are reported beside a token: scratch is reserved for that many in every row."""
 
+STOP_CHARS_MAX = 2**14
+"""Most characters of a request's stop strings together: each takes some hundred bytes while the request is open."""
+
 _INTEGERS = (
     ("max_new_tokens", 1, checked.INT64_MAX),
     ("top_k", 0, checked.INT64_MAX),
@@ -43,9 +46,7 @@ def _refused(name: str, found: object, expected: str) -> RequestRejected:
 
 
 def _integer(name: str, value: object, lowest: int, highest: int) -> int:
-    expected = f"an integer of at least {lowest}"
-    if highest != checked.INT64_MAX:
-        expected = f"an integer from {lowest} to {highest}"
+    expected = f"an integer from {lowest} to {highest}"
     if isinstance(value, bool):
         raise _refused(name, value, expected)
     try:
@@ -77,6 +78,12 @@ def _stop_strings(value: str | Iterable[str] | None) -> tuple[str, ...]:
     for string in strings:
         if not isinstance(string, str) or not string:
             raise _refused("stop", value, expected)
+    chars = sum(map(len, strings))  # type: ignore[arg-type]
+    if chars > STOP_CHARS_MAX:
+        raise RequestRejected(
+            f"sampling field 'stop': found {len(strings)} strings of {chars} characters together, expected at most "
+            f"{STOP_CHARS_MAX} characters"
+        )
     return strings  # type: ignore[return-value]
 
 
@@ -119,7 +126,8 @@ class Sampling:
         frequency_penalty: subtracted from a token's logit for each time it stands in the output (likewise).
         seed: from -2**63 to 2**64 - 1, modulo 2**64; equal seeds draw equal tokens from equal logits. None
             lets the runtime derive one.
-        stop: texts that end the request; one string or several, none of them empty.
+        stop: texts that end the request; one string or several, none of them empty, of at most 16384 characters
+            together.
         stop_token_ids: tokens that end the request, beside the model's end tokens.
         ignore_eos: go on past the model's end tokens.
         logprobs: how many alternatives to report beside each token's log-probability, at most 4096; None reports

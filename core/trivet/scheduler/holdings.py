@@ -40,7 +40,7 @@ class Holdings:
         self.prefix = prefix if prefix is not None and prefix.enabled else None
         self.shelf = self.prefix.snapshots if self.prefix is not None else None
         self.page_size = gate.limits.page_size
-        self.grain_tokens = self.prefix.grain_tokens if self.prefix is not None else self.page_size
+        self.grain_tokens = prefix.grain_tokens if prefix is not None else self.page_size
         self.prefix_hit_tokens = 0
         self.prefix_prompt_tokens = 0  # of the prompts that were looked up
         self._prompts_alone = prompts_alone
