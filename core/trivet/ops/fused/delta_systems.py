@@ -16,14 +16,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trivet.capacity.chunks import LEAST_TILE
 from trivet.launch import lean
 from trivet.ops.packed import ChunkTable
 
 ELIMINATED = 8
 """Tokens of a diagonal block that is inverted by elimination. The inverse of larger blocks comes of smaller ones'."""
 
-MOST_WIDTH = 128
+LEAST_WIDTH, MOST_WIDTH = 64, 128
 """Key or value dimensions that a program multiplies at once."""
 
 WARPS = 4
@@ -208,5 +207,5 @@ def delta_writes(
 
 
 def _tile(width: int) -> int:
-    """The dimensions of a matrix instruction that hold `width`."""
-    return max(1 << (width - 1).bit_length(), LEAST_TILE)
+    """The dimensions of a tile that holds `width`."""
+    return max(1 << (width - 1).bit_length(), LEAST_WIDTH)
