@@ -102,7 +102,13 @@ def breakdown_table() -> str:
 
 def device_arms_table() -> str:
     rows = []
-    for kept in ("qwen3-14b-slice-arms", "qwen3-14b-arms", "qwen3-14b-graphs", "qwen3.5-27b-arms"):
+    for kept in (
+        "qwen3-14b-slice-arms",
+        "qwen3-14b-arms",
+        "qwen3-14b-graphs",
+        "qwen3.5-27b-arms",
+        "qwen3.5-27b-graphs",
+    ):
         found = record(f"{kept}-h200")
         for batch in found["results"]["batches"]:
             for name, arm in batch["arms"].items():
