@@ -190,6 +190,16 @@ def test_heads_of_any_width_carry_states_over_chunks(recurrent: RecurrentGeometr
     check_cuts(recurrent, [70, 3, 66], [StateCut(0, 68, 1), StateCut(2, 1, 0)])
 
 
+@pytest.mark.parametrize("recurrent", [UNEVEN, NARROW], ids=lambda g: f"{g.key_dim}-{g.value_dim}")
+def test_chunks_of_narrow_heads_touch_no_memory_but_their_own(recurrent: RecurrentGeometry) -> None:
+    # Kernels of too narrow tiles faulted in some of many launches.
+    layer = DeltaLayer.drawn(recurrent, 2, SERVED_DTYPE, seed=15)
+    projected, slots, rows = layer.projected(70), layer.some_slots(2), PackedRows((3, 67), DEVICE)
+    first = layer.copied().chunks(projected, slots, rows.table(0))
+    for _ in range(400 if ON_DEVICE else 2):
+        assert torch.equal(layer.copied().chunks(projected, slots, rows.table(0)), first)
+
+
 def test_the_longest_tail_that_kernels_take_is_carried() -> None:
     check_cuts(LONG_TAILED, [150, 5], [StateCut(0, 70, 0), StateCut(1, 2, 1)])
     check_cuts(LONG_TAILED, [7, 130], [])
