@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+from trivet.bench.startup import CHILD
+from trivet.capacity import DeviceProfile, Limits
 
 Run = Callable[..., Any]
 
@@ -40,7 +46,7 @@ folder.mkdir(parents=True, exist_ok=True)
 (folder / "compiled").touch()
 told = open(int(sys.argv[3]), "w")
 print(json.dumps({"import_s": float(found), "load_s": 0.0, "first_token_s": 0.0}), file=told)
-print(json.dumps({"gpu": "of the start"}), file=told, flush=True)
+print(json.dumps({"gpu": "of the start", "load": json.loads(sys.argv[2])}), file=told, flush=True)
 """
 
 
@@ -60,7 +66,35 @@ def test_a_cold_start_finds_nothing_compiled_and_a_warm_one_does(bench: Run, mon
 def test_the_record_of_starts_has_the_machine_as_they_saw_it(bench: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trivet.bench.startup.CHILD", FAKE_START)
     record = bench("startup", "--warm", 1).record
-    assert record["machine"] == {"gpu": "of the start"} and "machine" not in record["results"]
+    assert record["machine"] == {"gpu": "of the start", "load": {}} and "machine" not in record["results"]
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_a_start_with_one_limit_named_takes_the_others_of_its_device(
+    kind: str, bench: Run, checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the device is named or found by the start itself."""
+    head = CHILD.partition("with Runtime.load")[0]
+    found = (torch.device(kind), DeviceProfile.named("cpu"))
+    monkeypatch.setattr("trivet.runtime.device.resolve_device", lambda device: found)
+    monkeypatch.setattr("trivet.bench.startup.CHILD", FAKE_START)
+    for named in ((), ("--device", kind)):
+        options = ("--model", checkpoints["qwen3"], *named, "--max-context", 4000)
+        load = bench("startup", "--warm", 1, *options).record["machine"]["load"]
+        told = os.open(os.devnull, os.O_WRONLY)
+        monkeypatch.setattr("sys.argv", ["-c", str(checkpoints["qwen3"]), json.dumps(load), str(told)])
+        names: dict[str, Any] = {}
+        exec(head, names)
+        names["told"].close()
+        assert names["load"]["limits"] == Limits.for_device(kind, max_context=4000)
+
+
+def test_a_limit_that_cannot_be_is_refused_before_anything_is_started(
+    bench: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trivet.bench.startup.CHILD", "raise SystemExit('it was started')")
+    outcome = bench("startup", "--max-context", 2**30)
+    assert outcome.code == 1 and "max_context" in outcome.err and "it was started" not in outcome.err
 
 
 @pytest.mark.parametrize("before", ["", "import os, sys; os.write(int(sys.argv[3]), b'{}' + b'\\n')\n"])

@@ -12,6 +12,7 @@ from trivet.capacity import Limits, PlanCapacity, TileShape
 from trivet.config.rope import Rope
 from trivet.conformance.batches import batch_of, worst_lengths
 from trivet.conformance.coupling import violations
+from trivet.conformance.settings import UNTOLD, settings
 from trivet.conformance.storages import NewStorages, storages_within
 from trivet.conformance.tolerances import MOST_MULTIPLE, bound_of, tolerances
 from trivet.geometry import AttentionGeometry
@@ -79,6 +80,10 @@ def test_new_storages_are_seen_however_they_are_made_and_old_ones_are_not() -> N
     assert seen(lambda: holder.buffer.copy_(torch.from_numpy(values).clone())) > 0
     assert seen(lambda: holder.buffer.copy_(torch.tensor([1, 2, 3, 4]))) > 0
     assert seen(lambda: torch.zeros(3)) > 0
+
+
+def test_every_setting_that_a_family_is_to_leave_alone_is_one_of_torch() -> None:
+    assert UNTOLD not in settings().values()
 
 
 def test_worst_batches_need_all_of_every_dimension() -> None:

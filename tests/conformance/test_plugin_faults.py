@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 from tests.conformance.projects import project
 
 from trivet.conformance import CHECKS, Asked, Kit, Outcome
@@ -34,11 +35,13 @@ class Path(ReferencePath):
 
 
 @contextmanager
-def changed(folder: Path, *replaced: tuple[str, str, str], path: str = "", owner: str = "") -> Iterator[Kit]:
+def changed(
+    folder: Path, *replaced: tuple[str, str, str], path: str = "", owner: str = "", imports: str = ""
+) -> Iterator[Kit]:
     """The kit of a project of the template in which texts of files are replaced; optionally with a path of its own."""
     with project(folder / "sprout", "sprout") as package:
         if path or owner:
-            body = PATH.format(path=path or "pass", owner=owner or "pass")
+            body = imports + PATH.format(path=path or "pass", owner=owner or "pass")
             (package / "path.py").write_text(body)
             declared = "    build=", "    decode_paths=(Path(),),\n    build="
             replaced = (*replaced, ("__init__.py", *declared))
@@ -116,6 +119,36 @@ def test_scratch_that_is_not_stated_is_told_from_layers_that_keep_too_much(tmp_p
     assert "its scratch_bytes states" in told, told
 
 
+WITHOUT_SCRATCH = {
+    "a buffer of its own": (
+        "if not hasattr(self, 'out'):\n"
+        "                self.out = query.new_empty(self.capacity.tokens, *query.shape[1:])\n"
+        "            into = self.out[:len(query)]\n"
+        "            into.copy_(super().attend(query, keys, values))\n"
+        "        return into"
+    ),
+    "the query": "query.copy_(super().attend(query, keys, values))\n        return query",
+    "a new tensor": "out = super().attend(query, keys, values)\n        return torch.empty_like(query).copy_(out)",
+}
+"""Attention as kernels compute it: beside torch, and what comes of it."""
+
+
+@pytest.mark.parametrize("result", WITHOUT_SCRATCH)
+def test_attention_without_scratch_may_leave_its_result_where_it_likes(result: str, tmp_path: Path) -> None:
+    owner = (
+        "def append(self, *tensors):\n        with _disable_current_modes():\n            super().append(*tensors)\n\n"
+        "    def attend(self, query, keys, values):\n        with _disable_current_modes():\n            "
+        + WITHOUT_SCRATCH[result]
+    )
+    stateless = "def scratch_bytes(self, capacity, dtype):\n        return 0"
+    modes = "import torch\nfrom torch.utils._python_dispatch import _disable_current_modes\n"
+    deep = "__init__.py", '"num_hidden_layers": 2', '"num_hidden_layers": 24'
+    with changed(tmp_path, deep, path=stateless, owner=owner, imports=modes) as kit:
+        outcomes = [alone(kit, id) for id in (GATE, "ledger.covers-the-peak/2")]
+    assert [(o.id, o.failure and o.failure.text()) for o in outcomes if o.status != "passed"] == []
+    assert outcomes[1].measured["attention_over_planned"] == 0.0
+
+
 OWNERS = {
     "positions beside the buffers": (
         "@property\n    def positions(self):\n        return super().positions.clone()",
@@ -178,6 +211,37 @@ def test_a_tensor_kept_from_every_step_is_found(tmp_path: Path) -> None:
     kept = "return hidden +", "self.kept = [*getattr(self, 'kept', ()), hidden]\n        return hidden +"
     with changed(tmp_path, ("model.py", *kept)) as kit:
         assert "keeps a tensor of each step" in text_of(alone(kit, "ledger.covers-the-peak/2"))
+
+
+SET = {
+    "threads, by an import": ("torch.set_num_threads(1)", "torch.get_num_threads() is 1, and was 3"),
+    "a print, by an import": ("print('built')", "standard output: 'built"),
+    "the device": ("torch.set_default_device('cpu')", "torch.set_default_device is cpu,"),
+    "a backend": ("torch.backends.mkldnn.enabled = False", "torch.backends.mkldnn.enabled is False"),
+    "denormals": ("torch.set_flush_denormal(True)", "torch.set_flush_denormal is True"),
+}
+
+
+@pytest.mark.parametrize("fault", SET)
+def test_what_a_family_does_to_its_process_is_named_and_done_to_no_other(fault: str, tmp_path: Path) -> None:
+    line, says = SET[fault]
+    at_import = f"\n\nimport torch\n{line}\n\n\ndef build("
+    in_build = f"\n\ndef build(*inputs):\n    import torch\n    {line}\n    return made(*inputs)\n\n\ndef made("
+    source = at_import if "import" in fault else in_build
+    with changed(tmp_path, ("model.py", "\n\ndef build(", source)) as kit:
+        told = text_of(alone(kit, "process.left-as-it-was/2"))
+    assert says in " ".join(told.split()), told
+    assert str(torch.get_default_device()) == "cpu" and torch.backends.mkldnn.enabled
+
+
+def test_a_fault_of_an_import_is_found_after_other_checks_have_caused_the_import(tmp_path: Path) -> None:
+    line = "torch.backends.cudnn.benchmark = True"
+    with changed(tmp_path, ("model.py", "\n\ndef build(", f"\n\nimport torch\n{line}\n\n\ndef build(")) as kit:
+        try:
+            assert alone(kit, "ledger.planned-is-loaded/1").status == "passed" and torch.backends.cudnn.benchmark
+            assert "cudnn.benchmark is True" in " ".join(text_of(alone(kit, "process.left-as-it-was/2")).split())
+        finally:
+            torch.backends.cudnn.benchmark = False
 
 
 def test_the_origin_of_an_error_is_where_its_cause_was_raised() -> None:

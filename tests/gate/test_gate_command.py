@@ -14,6 +14,10 @@ from attrs import evolve, frozen
 
 from trivet.cli import main
 from trivet.gate import controls
+from trivet.gate.passes import passes_of
+from trivet.gate.run import sizes_for
+from trivet.gate.settings import GateSettings
+from trivet.gate.sizes import CONTROLS_DEMAND, LONG_CONTROLS_DEMAND, demands
 from trivet.layers.decoder import Decoder
 from trivet.runtime import load as load_module
 from trivet_qwen35.tiny import TINY_CONFIGS
@@ -156,6 +160,51 @@ def test_passes_are_sized_by_what_is_asked_for(limits: tuple[object, ...], gate:
     outcome = gate("tiny-qwen35", *QUICK, *limits, "--no-controls", "--no-floor")
     assert outcome.code == 0, outcome.err
     assert set(outcome.verdicts("pass")) == {"sequential", "batched-5", "dropped", "warm", "mixed"}
+
+
+@pytest.mark.parametrize(
+    "limits", [("--max-requests", 1, "--kv-pages", 9), ("--page-size", 512), ("--max-context", 140)]
+)
+def test_limits_need_leave_room_only_for_what_is_run(limits: tuple[object, ...], gate: Callable[..., Outcome]) -> None:
+    """None of these leaves room for the other passes."""
+    alone = ("tiny-qwen3", "--device", "cpu", "--pass", "sequential", "--no-controls", *limits)
+    outcome = gate(*alone)
+    assert outcome.code == 0, outcome.err
+    outcome = gate(*alone, "--pass", "mixed", "--pass", "batched-9", "--pass", "warm")
+    assert outcome.code == 1 and ": the gate " in outcome.err
+
+
+def test_the_floor_and_the_controls_need_room_too(gate: Callable[..., Outcome]) -> None:
+    alone = ("tiny-qwen3", *QUICK, "--pass", "warm", "--max-context", 60)
+    assert gate(*alone, "--no-controls", "--no-floor").code == 0
+    outcome = gate(*alone, "--no-controls")
+    assert outcome.code == 1 and "in sequential" in outcome.err and "--no-floor" in outcome.err
+    outcome = gate(*alone, "--no-floor")
+    assert outcome.code == 1 and "in controls" in outcome.err and "--no-controls" in outcome.err
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("name", ["sequential", "batched-5", "dropped", "warm", "mixed"])
+def test_a_pass_needs_no_more_than_it_demands(name: str, page_size: int, gate: Callable[..., Outcome]) -> None:
+    settings = GateSettings("tiny-qwen35", {}, "tensors", (5,), 12, False, (), False, False, 0)
+    demand = demands(settings, 64, 145, page_size)[name]
+    tight = ("--max-requests", demand.rows, "--max-context", demand.context_tokens, "--page-size", page_size)
+    outcome = gate(
+        "tiny-qwen35", *QUICK, *tight, "--kv-pages", demand.pages(page_size), "--pass", name, "--no-controls",
+        "--no-floor",
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+
+
+@pytest.mark.parametrize("name", ["sequential", "mixed"])
+def test_a_pass_alone_is_served_with_the_limits_of_the_whole_gate(name: str) -> None:
+    whole = GateSettings("tiny-qwen3", {"device": "cpu"}, "tensors", (5,), 12, False, (), True, True, 0)
+    assert sizes_for(evolve(whole, passes=(name,), controls=False, floor=False)) == sizes_for(whole)
+
+
+def test_every_pass_makes_a_demand() -> None:
+    settings = GateSettings("tiny-qwen3", {}, "tensors", (5, 9), 12, True, (), True, True, 0)
+    assert set(demands(settings, 64, 145, 16)) == {*passes_of(settings), CONTROLS_DEMAND, LONG_CONTROLS_DEMAND}
 
 
 @pytest.mark.parametrize("strikes", [True, False])

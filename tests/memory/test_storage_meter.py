@@ -56,3 +56,23 @@ def test_what_attention_takes_and_keeps_is_told_from_what_layers_do() -> None:
     assert meter.layers_bytes == 4 * (100 + 100 + 50)
     assert meter.forward_bytes == 4 * (100 + 200 + 300 + 50)
     assert meter.sampling_bytes == 4 * (100 + 200) + logits.nbytes
+
+
+@pytest.mark.parametrize("place", ["a buffer", "the query"])
+def test_a_result_that_attention_did_not_make_is_no_less_of_it_in_any_layer(place: str) -> None:
+    buffer = torch.zeros(100)
+
+    def attend(query: torch.Tensor) -> torch.Tensor:
+        scratch = torch.zeros(300)
+        return (buffer if place == "a buffer" else query).copy_(scratch[:100])
+
+    with StepMeter() as meter:
+        meter.begin_forward()
+        for _ in range(20):
+            query = torch.zeros(100)
+            meter.attention(lambda query=query: attend(query))  # type: ignore[misc]
+            del query
+        meter.end_forward()
+    assert meter.attention_bytes == 4 * 300
+    assert meter.layers_bytes <= 2 * 4 * 100
+    assert meter.forward_bytes == meter.layers_bytes + 4 * 300

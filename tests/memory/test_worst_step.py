@@ -10,26 +10,25 @@ from trivet.attention.batch import check_batch
 from trivet.capacity import DeviceProfile, Limits, RuntimeCapacity, TileShape
 from trivet.config.rope import Rope
 from trivet.geometry import AttentionGeometry, ModelGeometry
-from trivet.ops.fused.table import committed_tables
-from trivet.runtime.profile import _split_sum_bytes, _worst_batch, worst_lengths
+from trivet.runtime.profile import _worst_batch, worst_lengths
 
 ATTENTION = AttentionGeometry(4, 2, 16, Rope(theta=1e4, rotary_dim=16))
 
 
-def capacity_of(limits: Limits, hidden_size: int = 64, device: str = "cpu") -> RuntimeCapacity:
+def capacity_of(limits: Limits) -> RuntimeCapacity:
     geometry = ModelGeometry(
         model_type="worst",
         dtype="float32",
         vocab_size=32,
-        hidden_size=hidden_size,
+        hidden_size=64,
         intermediate_size=64,
         layers=(ATTENTION,),
         norm_eps=1e-6,
         max_positions=limits.max_context,
         tied_embeddings=True,
     )
-    profile = DeviceProfile.named(device, 2**34)
-    return RuntimeCapacity.of(geometry, limits, profile, dtype="float32", tile_of=lambda _: TileShape(16, 16))
+    device = DeviceProfile.named("cpu", 2**34)
+    return RuntimeCapacity.of(geometry, limits, device, dtype="float32", tile_of=lambda _: TileShape(16, 16))
 
 
 @given(
@@ -49,18 +48,3 @@ def test_its_decode_rows_have_a_token_each_and_its_rows_fill_the_step(
     assert (batch.query_lengths[: batch.decode_rows] == 1).all()
     assert batch.decode_rows < batch.rows == capacity.step_rows
     assert batch.tokens == capacity.step_tokens
-
-
-def test_sums_that_programs_share_are_allowed_for_in_steps_as_small_as_the_table_says_and_in_no_others() -> None:
-    shared = [
-        (shape, rows, config)
-        for shape, by_rows in committed_tables()["h200"].shapes.items()
-        for rows, config in by_rows.items()
-        if config.split > 1
-    ]
-    assert shared
-    for shape, rows, config in shared:
-        small = capacity_of(Limits(rows, rows, 64, 16), shape.inner, "h200")
-        assert _split_sum_bytes(small) >= shape.outputs * config.split * rows * 4
-    for hidden_size, tokens, device in ((64, 2, "h200"), (shape.inner, 256, "h200"), (shape.inner, 2, "cpu")):
-        assert _split_sum_bytes(capacity_of(Limits(tokens, tokens, 64, 16), hidden_size, device)) == 0

@@ -104,6 +104,16 @@ def test_what_was_asked_for_is_not_warned_of(
     assert all("reference backend" in message for message in messages)
 
 
+def test_float32_is_one_sentence_and_none_where_it_was_asked_for(
+    machine: Machine, dense: Path, hybrid: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for checkpoint in (dense, hybrid):
+        (message,), blueprint = said(caplog, checkpoint, dtype=None)
+        assert blueprint.capacity.dtype == "float32"
+        assert "in float32" in message and "dtype='bfloat16'" in message
+        assert said(caplog, checkpoint, dtype="float32")[0] == []
+
+
 def test_recurrent_layers_on_torch_s_operations_are_said_with_the_reason(
     machine: Machine, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -48,7 +48,8 @@ import torch
 imported = time.perf_counter()
 model, load, told = sys.argv[1], json.loads(sys.argv[2]), open(int(sys.argv[3]), "w")
 if "limits" in load:
-    load["limits"] = trivet.Limits(**load["limits"])
+    from trivet.runtime.device import resolve_device
+    load["limits"] = trivet.Limits(**load["limits"][resolve_device(load.get("device"))[0].type])
 with Runtime.load(model, autostart=False, **load) as runtime:
     loaded = time.perf_counter()
     token = next(iter(runtime.stream([0], Sampling(max_new_tokens=1, ignore_eos=True))))
@@ -70,9 +71,10 @@ class StartupSettings:
 
     Attributes:
         model: a checkpoint, or the name of a shipped model.
-        warm: warm starts behind the cold one.
         cold: cold starts.
-        load: further arguments of `Runtime.load`; limits as a mapping of those that were asked for.
+        warm: warm starts behind the last cold one.
+        load: further arguments of `Runtime.load`, as JSON has them; limits as a mapping of all of them for each kind of
+            device, since only a start finds out what it is on.
     """
 
     model: str

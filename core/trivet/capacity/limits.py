@@ -17,6 +17,9 @@ _OF_DEVICES = {
 }
 """What is taken where nothing is said, by kind of device."""
 
+KINDS = tuple(_OF_DEVICES)
+"""Of devices: `torch.device.type`."""
+
 
 @frozen
 class Limits:

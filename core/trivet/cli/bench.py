@@ -10,6 +10,7 @@ import click
 
 from trivet.bench.arms import ARMS
 from trivet.cli.debug import debug_option
+from trivet.cli.limits import arguments_elsewhere
 from trivet.cli.numbers import counts
 from trivet.cli.recorded import command_line, options_of
 from trivet.cli.sizing import COUNT, DEFAULT_MODEL, partial_arguments, sizing_options
@@ -267,7 +268,7 @@ def startup(cold: int, warm: int, model: str, out: Path, **runtime: Any) -> int:
     """Time from the start of a process to its first token."""
     from trivet.bench.startup import StartupSettings, bench_startup
 
-    settings = StartupSettings(model, cold, warm, partial_arguments(runtime))
+    settings = StartupSettings(model, cold, warm, arguments_elsewhere(model, runtime))
     return _run("startup", lambda: bench_startup(settings, click.echo), out)
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trivet.capacity.limits import Limits
+from attrs import asdict
+
+from trivet.capacity.limits import KINDS, Limits
 from trivet.cli.sizing import partial_arguments
 
 
@@ -45,6 +47,22 @@ def filled_limits(model: str, kind: str, named: Mapping[str, int]) -> Limits:
     with family.blamed("read_geometry"):
         max_positions = family.read_geometry(document).max_positions
     return Limits.for_device(kind, max_positions, **named)
+
+
+def arguments_elsewhere(model: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """As `loading_arguments`, for a process that resolves the device itself, and as JSON has them.
+
+    Where a limit was given, limits are a mapping of all of them for each kind of device. Nothing here touches a device:
+    one that this process held would be less cold for the other.
+
+    Raises:
+        ConfigError, CapacityExceeded, PluginError: as `Runtime.load`.
+    """
+    arguments = partial_arguments(dict(given))
+    if "limits" not in arguments:
+        return arguments
+    limits = {kind: asdict(filled_limits(model, kind, arguments["limits"])) for kind in KINDS}
+    return {**arguments, "limits": limits}
 
 
 def limits_text(limits: Limits) -> str:

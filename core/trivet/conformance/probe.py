@@ -1,6 +1,6 @@
 """What other processes see of a plugin: run as ``python -m trivet.conformance.probe``, prints one JSON object.
 
-Free of torch, so that it can tell whether the plugin is.
+Free of torch but for ``settings``, so that it can tell whether the plugin is.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -125,10 +126,18 @@ def _with_layers(config: Mapping[str, object], layers: int) -> dict[str, object]
     return {name: value for name, value in config.items() if name != "layer_types"} | {"num_hidden_layers": layers}
 
 
+def _settings(model_type: str, directory: str) -> dict[str, Any]:
+    """What torch's settings are before and after a tiny model of the family is served."""
+    from trivet.conformance.settings import before_and_after
+
+    return before_and_after(model_type, Path(directory))
+
+
 def main(arguments: Sequence[str]) -> None:
-    """``parity MODEL_TYPE`` or ``absurd MODEL_TYPE``."""
-    what, model_type = arguments
-    print(json.dumps({"parity": _parity, "absurd": _absurd}[what](model_type)))
+    """``parity MODEL_TYPE``, ``absurd MODEL_TYPE`` or ``settings MODEL_TYPE DIRECTORY``."""
+    what, *of = arguments
+    probes: dict[str, Callable[..., dict[str, Any]]] = {"parity": _parity, "absurd": _absurd, "settings": _settings}
+    print(json.dumps(probes[what](*of)))
 
 
 if __name__ == "__main__":

@@ -13,25 +13,26 @@ from trivet.gate.session import Served, Session
 from trivet.gate.settings import (
     BATCHED_PROMPTS,
     DECODES_BEFORE_DROP,
+    FLOOR_PASS,
     LONG_PROMPTS,
     MIXED_DECODES,
+    MIXED_NEW_TOKENS,
     SEQUENTIAL_PROMPTS,
+    WARM_DECODES,
+    WARM_MORE_TOKENS,
+    WARM_TAILS,
     GateSettings,
-    Sizes,
     together_tokens,
 )
+from trivet.gate.sizes import Sizes
 
 if TYPE_CHECKING:
     from trivet.runtime.handle import Request
     from trivet.runtime.runtime import Runtime
 
-FLOOR_PASS = "sequential"
-"""The pass on whose sequences the floor of the model is measured."""
 WARM_SNAPSHOTS = 8
 """Of recurrent state, with which none that `warm` starts from makes room: it has three requests open at most, each of
 which keeps two and has one under way."""
-OWN_TAIL_TOKENS = 7
-"""What a prompt has of its own that begins like another."""
 
 
 @frozen
@@ -183,13 +184,15 @@ def dropped(bench: Bench) -> Evidence:
 def warm(bench: Bench) -> Evidence:
     """A prompt is served cold, then from the prefix cache; then one that begins like it, beside decoding requests."""
     grain_tokens = bench.runtime.stats()["prefix_grain_tokens"]
-    prompt = bench.prompt(2 * grain_tokens + 5)
-    alike = prompt[: 2 * grain_tokens] + bench.prompt(OWN_TAIL_TOKENS)
+    tail, other_tail = WARM_TAILS
+    prompt = bench.prompt(2 * grain_tokens + min(tail, grain_tokens))  # two grains, and not a third
+    alike = prompt[: 2 * grain_tokens] + bench.prompt(other_tail)
     session = bench.session()
     for each in (prompt, prompt):
         session.submit(each, bench.settings.new_tokens)
         session.finish()
-    early = [session.submit(bench.prompt(tokens), bench.settings.new_tokens + 4) for tokens in (5, 9)]
+    new_tokens = bench.settings.new_tokens + WARM_MORE_TOKENS
+    early = [session.submit(bench.prompt(tokens), new_tokens) for tokens in WARM_DECODES]
     while session.open and not all(_decoding(request) for request in early):
         session.step()
     session.submit(alike, bench.settings.new_tokens)
@@ -211,7 +214,7 @@ def mixed(bench: Bench) -> Evidence:
     session = bench.session()
     prompt = bench.prompt(bench.sizes.mixed_prompt_tokens)
     early_prompts = [bench.prompt(tokens) for tokens in (5, 33, 100)[:MIXED_DECODES]]
-    new_tokens = max(bench.together(early_prompts), 10)
+    new_tokens = max(bench.together(early_prompts), MIXED_NEW_TOKENS)
     early = [session.submit(each, new_tokens) for each in early_prompts]
     while session.open and not all(_decoding(request) for request in early):
         session.step()

@@ -14,11 +14,12 @@ from trivet.errors import ConfigError
 from trivet.gate.bounds import QUANTITIES, Bounds, bounds_of
 from trivet.gate.compare import Compared, Figures, beyond
 from trivet.gate.controls import CONTROLS, LONG_CONTROLS, Control, long_untouched, tampered, untouched
-from trivet.gate.passes import FLOOR_PASS, Bench, Pass, left_out, passes_of
+from trivet.gate.passes import Bench, Pass, left_out, passes_of
 from trivet.gate.reference import Reference
 from trivet.gate.session import Served
-from trivet.gate.settings import PAGE_SIZE, GateSettings, Sizes
+from trivet.gate.settings import FLOOR_PASS, GateSettings
 from trivet.gate.sharpen import sharpen
+from trivet.gate.sizes import PAGE_SIZE, Sizes
 from trivet.plugin.manager import PluginManager
 from trivet.runtime.blueprint import prefill_grid, prefix_grain
 from trivet.runtime.device import resolve_device

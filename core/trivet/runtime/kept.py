@@ -13,17 +13,21 @@ from trivet.weights.map import WeightMap
 TABLES_BYTES = 4096
 """Scalars and short tables, such as the slopes or the frequencies of heads."""
 
+KEPT_SHARE = 256
+"""A table by position is less than this part of a published model's weights, and a copy of one layer's is more. The
+ledger may miss by a hundredth."""
+
 
 def most_kept_bytes(weight_map: WeightMap) -> int:
     """What a model may keep beside the parameters that it is given.
 
-    Every vector of the weight map once more in float32, since norms may be kept with one added and decays as rates, and
-    `TABLES_BYTES`. The families that ship and the template keep nothing on a CPU, and on CUDA the shared products count
-    arrivals in an int32 for each tile, a tenth of this. Vectors are less than a thousandth of the weights of published
-    models: a copy of a matrix, or a table by position or by token, is beyond it.
+    Every vector of the weight map once more in float32, since norms may be kept with one added and decays as rates;
+    a part of the weights in 16 bits; and `TABLES_BYTES`. The families that ship and the template keep nothing on a CPU,
+    and on CUDA the shared products count arrivals in an int32 for each tile, a tenth of this.
     """
     vectors = sum(spec.elements for spec in weight_map.parameters if len(spec.shape) == 1)
-    return vectors * FLOAT32_BYTES + TABLES_BYTES
+    weights_bytes = 2 * sum(spec.elements for spec in weight_map.parameters)
+    return vectors * FLOAT32_BYTES + weights_bytes // KEPT_SHARE + TABLES_BYTES
 
 
 def require_little_kept(family_name: str, weight_map: WeightMap, built: StorageMeter) -> None:
@@ -42,7 +46,7 @@ def require_little_kept(family_name: str, weight_map: WeightMap, built: StorageM
         raise PluginError(
             f"model family {family_name!r}: its build keeps {size_text(built.live_bytes)} that are no part of the "
             f"parameters it was given, which the memory ledger does not count; expected at most "
-            f"{size_text(most_bytes)}, the vectors of the weight map in float32 and short tables. Keep the tensors of "
+            f"{size_text(most_bytes)}, the vectors of the weight map in float32 and some tables. Keep the tensors of "
             "Parameters themselves, or views of them: a clone, a cast or a transposed copy is one more; what has to "
             "lie otherwise is a parameter of the weight map, with its parts and its dtype"
         )

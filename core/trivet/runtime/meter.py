@@ -27,11 +27,22 @@ class StorageMeter(TorchDispatchMode):
         self.live_bytes = 0
         self.peak_bytes = 0
         self._sizes: dict[int, int] = {}
+        self._counted_as: dict[int, int] = {}
+        self._counted = 0
         self._users: dict[int, int] = {}
 
     def restart(self) -> None:
         """Begin another peak, at what is alive now."""
         self.peak_bytes = self.live_bytes
+
+    def mark(self) -> int:
+        """This moment, for `bytes_since`."""
+        return self._counted
+
+    def bytes_since(self, mark: int, tensor: torch.Tensor) -> int:
+        """Bytes of the storage of `tensor`, where it was made after `mark` and is counted; otherwise 0."""
+        pointer = tensor.untyped_storage().data_ptr()
+        return self._sizes[pointer] if self._counted_as.get(pointer, 0) > mark else 0
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -59,6 +70,8 @@ class StorageMeter(TorchDispatchMode):
         if pointer == 0 or pointer in foreign:
             return
         if pointer not in self._users:
+            self._counted += 1  # an address may be that of one storage after another
+            self._counted_as[pointer] = self._counted
             self._users[pointer] = 0
             self._sizes[pointer] = storage.nbytes()
             self.live_bytes += storage.nbytes()
@@ -69,5 +82,5 @@ class StorageMeter(TorchDispatchMode):
     def _forget(self, pointer: int) -> None:
         self._users[pointer] -= 1
         if not self._users[pointer]:
-            del self._users[pointer]
+            del self._users[pointer], self._counted_as[pointer]
             self.live_bytes -= self._sizes.pop(pointer)

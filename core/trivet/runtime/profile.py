@@ -12,13 +12,11 @@ from trivet.attention import Selection, StepBatch
 from trivet.caches.kv import KvCache, kv_layout
 from trivet.caches.state import StatePool
 from trivet.capacity import PlanCapacity, RuntimeCapacity
-from trivet.dtypes import FLOAT32_BYTES
 from trivet.errors import PluginError
 from trivet.geometry import AttentionGeometry
 from trivet.layers.context import StepContext
 from trivet.layers.decoder import DecoderModel
 from trivet.layers.rotary import RotaryTable
-from trivet.ops.fused.table import DeviceTable, committed_tables
 from trivet.ops.packed import PackedRows
 from trivet.reservation import size_text
 from trivet.reservation.activations import StepBounds, step_bounds
@@ -29,9 +27,6 @@ from trivet.sampling.sampler import sample
 
 CPU_CONTEXT_TOKENS = 4096
 """Contexts beyond this only repeat work that is bounded by tiles, and would make loading slow on a CPU."""
-
-LEAST_SHARED_ROWS = 16
-"""Rows of inputs that a tensor-core product is padded to."""
 
 
 @frozen
@@ -98,7 +93,7 @@ def run_profile(
     Every context lies on the padding page of a temporary cache: page lists are logical, so that no pool is needed.
 
     Args:
-        activation_bytes: the ledger's line, which neither part may exceed.
+        activation_bytes: the ledger's line, which no part may exceed.
 
     Raises:
         PluginError: the family's layers, or its logits, keep more alive than the plan allows for.
@@ -145,27 +140,26 @@ def run_profile(
 
 
 def _require_within(bounds: StepBounds, found: StepMeter, capacity: RuntimeCapacity, activation_bytes: int) -> None:
-    """`PluginError` if a part of the step took more than its bound, or than the ledger's line."""
+    """`PluginError` if a part of the step took more than its bound, or than the ledger's line.
+
+    On a CUDA device the line alone counts: there layers are planned with one kernel from projection to attention, and
+    one that serves without it, or shares a product of few rows among programs, may take what another part leaves.
+    """
     layers = "a layer of the family keeps more temporaries than the shared layers do"
     attention = "a decode path takes more than its scratch_bytes states"
     logits = (
         "the family's logits take more than a row for each that is asked for, or its layers leave temporaries behind"
     )
-    more_bytes = _split_sum_bytes(capacity)
-    parts = [
-        ("layers and attention", found.forward_bytes, bounds.forward_bytes + more_bytes, f"{layers}, or {attention}"),
+    forward = f"{layers}, or {attention}"
+    parts = (
+        ("attention", found.attention_bytes, bounds.attention_bytes, attention),
+        ("layers", found.layers_bytes, bounds.layers_bytes, layers),
+        ("layers and attention", found.forward_bytes, bounds.forward_bytes, forward),
         ("logits and sampling", found.sampling_bytes, bounds.sampling_bytes, logits),
-    ]
-    if capacity.device.kind == "cpu":
-        # On a CUDA device layers are planned with one kernel from projection to attention. Beside an owner that does
-        # without it they take a few copies more, which its scratch has room for.
-        parts = [
-            ("attention", found.attention_bytes, bounds.attention_bytes, attention),
-            ("layers", found.layers_bytes, bounds.layers_bytes, layers),
-            *parts,
-        ]
-    for part, part_bytes, bound_bytes, advice in parts:
-        bound_bytes = min(bound_bytes, activation_bytes)
+    )
+    on_cpu = capacity.device.kind == "cpu"
+    for part, part_bytes, own_bytes, advice in parts:
+        bound_bytes = min(own_bytes, activation_bytes) if on_cpu else activation_bytes
         if part_bytes > bound_bytes:
             raise PluginError(
                 f"the start-up profile of model type {capacity.geometry.model_type!r}: in a step of "
@@ -173,24 +167,6 @@ def _require_within(bounds: StepBounds, found: StepMeter, capacity: RuntimeCapac
                 f"{size_text(part_bytes - bound_bytes)} more than their planned bound of {size_text(bound_bytes)}: "
                 f"{advice}; free them earlier"
             )
-
-
-def _split_sum_bytes(capacity: RuntimeCapacity) -> int:
-    """Float32 sums of the programs that share a product (`trivet.ops.fused.matmul`), which no layer plans for.
-
-    Only products of few rows are shared, in steps that are so small that logits and sampling decide their reserve.
-    """
-    table = committed_tables().get(capacity.device.name.lower(), DeviceTable())
-    hidden_size, tokens = capacity.geometry.hidden_size, capacity.step_tokens
-    sizes = [0]
-    for shape in table.shapes:
-        by_rows = table.by_rows(shape)
-        config = by_rows[tokens] if tokens < len(by_rows) else None
-        # Every product of a layer reads the residual stream or adds to it.
-        if config is not None and config.split > 1 and hidden_size in (shape.inner, shape.outputs):
-            padded = max(LEAST_SHARED_ROWS, 1 << (tokens - 1).bit_length())
-            sizes.append((shape.outputs + config.block_n) * config.split * padded * FLOAT32_BYTES)
-    return max(sizes)
 
 
 def _decode_rows(query_lengths: list[int]) -> int:

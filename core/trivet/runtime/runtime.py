@@ -8,7 +8,7 @@ import logging
 import numbers
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -524,7 +524,7 @@ def _unusable(fault: BaseException) -> str:
 
 
 def _listed(values: Iterable[Value], name: str) -> list[Value]:
-    if isinstance(values, Mapping | Set):  # the keys of one, in no order that was asked for of the other
+    if isinstance(values, Mapping | set | frozenset):  # the keys of one, in no order that was asked for of the others
         raise RequestRejected(f"{name} is {type(values).__name__}, expected one value or a list of them")
     try:
         return list(values)

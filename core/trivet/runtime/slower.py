@@ -27,13 +27,18 @@ def slower_parts(
     """
     if not capacity.device.present:
         return
-    layers_missing = None
-    if capacity.dtype in FUSED_DTYPES:
-        layers_missing = fused_kernels_missing(capacity.device, capacity.dtype)
-        if layers_missing is not None:
-            yield f"layers run on torch's operations, which are slower: {layers_missing}"
-        elif (untested := untested_triton()) is not None:
-            yield untested
+    if capacity.dtype not in FUSED_DTYPES:
+        if options.dtype is None:
+            yield (
+                f"the checkpoint is in {capacity.dtype}, in which layers run on torch's operations and attention on "
+                f"what takes it, which is slower: dtype='{FUSED_DTYPES[0]}' is what kernels are for"
+            )
+        return
+    layers_missing = fused_kernels_missing(capacity.device, capacity.dtype)
+    if layers_missing is not None:
+        yield f"layers run on torch's operations, which are slower: {layers_missing}"
+    elif (untested := untested_triton()) is not None:
+        yield untested
     if recurrence_missing is not None and recurrence_missing != layers_missing:
         yield f"recurrent layers run on torch's operations, which are slower: {recurrence_missing}"
     if options.attention is None:

@@ -18,8 +18,8 @@ class StepMeter(StorageMeter):
 
     Attributes:
         layers_bytes: the most that was alive at once in a forward part, without what attention took.
-        attention_bytes: the most that attention took: one call without its result, and what earlier calls of the same
-            step keep for later layers.
+        attention_bytes: the most that attention took: one call without the result that it made, and what earlier calls
+            of the same step keep for later layers.
         forward_bytes: the most of both together.
         sampling_bytes: the most outside of forward parts.
     """
@@ -52,9 +52,10 @@ class StepMeter(StorageMeter):
         self._note_layers()
         before_bytes = self.live_bytes
         self.restart()
+        mark = self.mark()
         result = call()
-        # The result is the layer's.
-        result_bytes = result.untyped_storage().nbytes() if isinstance(result, torch.Tensor) else 0
+        # A result that the call made is the layer's. One in a buffer of the owner, or in the query, took nothing.
+        result_bytes = self.bytes_since(mark, result) if isinstance(result, torch.Tensor) else 0
         taken_bytes = self.peak_bytes - before_bytes - result_bytes
         self.attention_bytes = max(self.attention_bytes, self._kept_bytes + taken_bytes)
         self.forward_bytes = max(self.forward_bytes, self.peak_bytes)

@@ -133,7 +133,7 @@ def covers_the_peak(bench: Bench) -> Measured:
                     expected=f"at most {bound} bytes, their part of the {line} bytes of the activation line",
                     cause=cause,
                 )
-                worst[part] = max(worst[part], found / bound)
+                worst[part] = max(worst[part], found / bound if bound else 0.0)  # attention that needs no scratch
             _require_nothing_kept(served, prompts[0])
     over = {part.replace("bytes", "over_planned"): ratio for part, ratio in worst.items()}
     return {"peak_over_planned": max(worst.values()), **over}
