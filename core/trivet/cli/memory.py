@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -68,11 +68,9 @@ def memory(
     limits = filled_limits(model, profile.kind, arguments.pop("limits", {}))
     with _ledger_in_lines(as_json):
         ledger = plan_memory(model, device=profile, limits=limits, **arguments)
-    if as_json:
-        click.echo(json.dumps(ledger.as_json() | _sizes(ledger, limits, profile)))
-    else:
-        whose = "" if device is not None else ", this machine's; --device NAME plans for a GPU"
-        click.echo(_text(ledger.table(), ledger, limits, f"{profile.name}{whose}"))
+    document = ledger.as_json() | _sizes(ledger, limits, profile)
+    whose = "" if device is not None else ", this machine's; --device NAME plans for a GPU"
+    click.echo(json.dumps(document) if as_json else _text(ledger.table(), document, limits, f"{profile.name}{whose}"))
     return 0
 
 
@@ -87,10 +85,9 @@ def _live(model: str, as_json: bool, arguments: dict[str, Any]) -> int:
         serve_longest_step(runtime)
         found = LiveMemory.of(runtime)
         capacity = runtime._engine.blueprint.capacity
-    if as_json:
-        click.echo(json.dumps(found.as_json() | _sizes(found.ledger, capacity.limits, capacity.device)))
-    else:
-        click.echo(_text(found.table(), found.ledger, capacity.limits, capacity.device.name))
+    limits, profile = capacity.limits, capacity.device
+    document = found.as_json() | _sizes(found.ledger, limits, profile)
+    click.echo(json.dumps(document) if as_json else _text(found.table(), document, limits, profile.name))
     for name, (planned, held) in found.differing.items():
         click.echo(f"trivet: {name} was planned with {planned} bytes and holds {held}", err=True)
     return 1 if found.differing else 0
@@ -130,8 +127,7 @@ def _sizes(ledger: MemoryLedger, limits: Limits, profile: DeviceProfile) -> dict
     }
 
 
-def _text(table: str, ledger: MemoryLedger, limits: Limits, device: str) -> str:
-    """The table between what it is for and what its pages hold."""
-    tokens, requests = ledger.kv_pages * limits.page_size, ledger.kv_pages // limits.pages_per_request
-    held = f"{tokens} tokens, {requests} whole contexts of {limits.max_context}"
-    return f"device  {device}\nlimits  {limits_text(limits)}\n\n{table}\n\n{ledger.kv_pages} KV pages: {held}"
+def _text(table: str, document: Mapping[str, object], limits: Limits, device: str) -> str:
+    """The table between what it is for and what its pages hold, as `document` has them."""
+    held = f"{document['kv_tokens']} tokens, {document['full_length_requests']} whole contexts of {limits.max_context}"
+    return f"device  {device}\nlimits  {limits_text(limits)}\n\n{table}\n\n{document['kv_pages']} KV pages: {held}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from trivet.dtypes import FLOAT32_BYTES
+from trivet.dtypes import FLOAT32_BYTES, item_bytes
 from trivet.errors import PluginError
 from trivet.reservation import size_text
 from trivet.runtime.meter import StorageMeter
@@ -22,11 +22,11 @@ def most_kept_bytes(weight_map: WeightMap) -> int:
     """What a model may keep beside the parameters that it is given.
 
     Every vector of the weight map once more in float32, since norms may be kept with one added and decays as rates;
-    a part of the weights in 16 bits; and `TABLES_BYTES`. The families that ship and the template keep nothing on a CPU,
-    and on CUDA the shared products count arrivals in an int32 for each tile, a tenth of this.
+    the `KEPT_SHARE`-th part of the weights in 16 bits; and `TABLES_BYTES`. The families that ship and the template keep
+    nothing on a CPU, and on CUDA the shared products count arrivals in an int32 for each tile, a tenth of this.
     """
     vectors = sum(spec.elements for spec in weight_map.parameters if len(spec.shape) == 1)
-    weights_bytes = 2 * sum(spec.elements for spec in weight_map.parameters)
+    weights_bytes = item_bytes("bfloat16") * sum(spec.elements for spec in weight_map.parameters)
     return vectors * FLOAT32_BYTES + weights_bytes // KEPT_SHARE + TABLES_BYTES
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from attrs import evolve
+
 from trivet.capacity import Limits
 from trivet.conformance.bench import Bench
 from trivet.conformance.check import Measured, check
@@ -39,44 +41,12 @@ SHORT_PROMPT_NATS = 0.3
 0.1 apart on a CPU, in the tiny models whose steps are captured."""
 
 
-@check(
-    "device.plan-no-allocation/1",
-    "device",
-    no_allocation.contract,
-    cause=no_allocation.cause,
+device_plan_no_allocation = evolve(no_allocation, id="device.plan-no-allocation/1", tier="device")
+device_plan_pointers_stable = evolve(pointers_stable, id="device.plan-pointers-stable/1", tier="device")
+device_plan_refuses_what_is_too_large = evolve(
+    refuses_what_is_too_large, id="device.plan-refuses-what-is-too-large/1", tier="device"
 )
-def device_plan_no_allocation(bench: Bench) -> Measured | None:
-    return no_allocation.run(bench)
-
-
-@check(
-    "device.plan-pointers-stable/1",
-    "device",
-    pointers_stable.contract,
-    cause=pointers_stable.cause,
-)
-def device_plan_pointers_stable(bench: Bench) -> Measured | None:
-    return pointers_stable.run(bench)
-
-
-@check(
-    "device.plan-refuses-what-is-too-large/1",
-    "device",
-    refuses_what_is_too_large.contract,
-    cause=refuses_what_is_too_large.cause,
-)
-def device_plan_refuses_what_is_too_large(bench: Bench) -> Measured | None:
-    return refuses_what_is_too_large.run(bench)
-
-
-@check(
-    "device.attention/1",
-    "device",
-    attention.contract,
-    cause=attention.cause,
-)
-def device_attention(bench: Bench) -> Measured | None:
-    return attention.run(bench)
+device_attention = evolve(attention, id="device.attention/1", tier="device")
 
 
 @check(
@@ -107,24 +77,8 @@ def serves(bench: Bench) -> Measured:
     return {"logprob_mean_nats": most}
 
 
-@check(
-    "device.deterministic/1",
-    "device",
-    deterministic.contract,
-    cause=deterministic.cause,
-)
-def device_deterministic(bench: Bench) -> Measured | None:
-    return deterministic.run(bench)
-
-
-@check(
-    "device.writes-only-its-own/1",
-    "device",
-    writes_only_its_own.contract,
-    cause=writes_only_its_own.cause,
-)
-def device_writes_only_its_own(bench: Bench) -> Measured | None:
-    return writes_only_its_own.run(bench)
+device_deterministic = evolve(deterministic, id="device.deterministic/1", tier="device")
+device_writes_only_its_own = evolve(writes_only_its_own, id="device.writes-only-its-own/1", tier="device")
 
 
 @check(
@@ -293,15 +247,7 @@ def _apart_nats(eager: Completion, other: Completion) -> float:
     return most
 
 
-@check(
-    "device.pinned-policy/1",
-    "device",
-    pinned_policy.contract,
-    capability="pinned_policy",
-    cause=pinned_policy.cause,
-)
-def device_pinned_policy(bench: Bench) -> Measured | None:
-    return pinned_policy.run(bench)
+device_pinned_policy = evolve(pinned_policy, id="device.pinned-policy/1", tier="device")
 
 
 @check(

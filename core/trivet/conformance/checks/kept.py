@@ -22,7 +22,7 @@ LIMITS = Limits(max_requests=4, max_step_tokens=48, max_context=96, page_size=4)
     "ledger.nothing-beside-it/1",
     "protocol",
     "Once a model is loaded, and again once it is idle after steps, no more is alive beside the buffers of the "
-    "ledger's lines than the vectors of its weight map take in float32, and 4096 bytes.",
+    "ledger's lines than a load allows a build to keep: the vectors of its weight map in float32, and small tables.",
     cause="the model cannot be loaded while its allocations are counted",
 )
 def nothing_beside_it(bench: Bench) -> Measured:

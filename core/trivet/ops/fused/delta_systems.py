@@ -29,6 +29,16 @@ WARPS = 4
 
 
 @triton.jit
+def _chunk(chunk, starts, chunks, CHUNK: tl.constexpr):
+    """A chunk of the table: its first token, and how many its segment has from there on, as int32."""
+    segment = tl.load(chunks + 2 * chunk)
+    number = tl.load(chunks + 2 * chunk + 1)
+    start = tl.load(starts + segment)
+    left = (tl.load(starts + segment + 1) - start - number * CHUNK).to(tl.int32)
+    return start + number * CHUNK, left
+
+
+@triton.jit
 def _inverse(system, CHUNK: tl.constexpr, ELIMINATED: tl.constexpr, DOUBLINGS: tl.constexpr):
     """``(I + system)^-1``, float32 ``[CHUNK, CHUNK]``, of a system strictly below the diagonal."""
     blocks: tl.constexpr = CHUNK // ELIMINATED
@@ -76,13 +86,8 @@ def _delta_systems_kernel(
 ):
     """Program ``chunk * value heads + value head``."""
     head = tl.program_id(0) % VALUE_HEADS
-    chunk = tl.program_id(0) // VALUE_HEADS
+    first, left = _chunk(tl.program_id(0) // VALUE_HEADS, starts, chunks, CHUNK)
     key_head = head // (VALUE_HEADS // KEY_HEADS)
-    segment = tl.load(chunks + 2 * chunk)
-    number = tl.load(chunks + 2 * chunk + 1)
-    start = tl.load(starts + segment)
-    left = (tl.load(starts + segment + 1) - start - number * CHUNK).to(tl.int32)
-    first = start + number * CHUNK
     k, t = tl.arange(0, BLOCK_K), tl.arange(0, CHUNK)
     there = t < left
     full = there[:, None] & (k < KEY_DIM)[None, :]
@@ -125,14 +130,9 @@ def _delta_writes_kernel(
 ):
     """Program ``chunk * value heads + value head``."""
     head = tl.program_id(0) % VALUE_HEADS
-    chunk = tl.program_id(0) // VALUE_HEADS
+    first, left = _chunk(tl.program_id(0) // VALUE_HEADS, starts, chunks, CHUNK)
     key_head = head // (VALUE_HEADS // KEY_HEADS)
     dtype: tl.constexpr = written.dtype.element_ty
-    segment = tl.load(chunks + 2 * chunk)
-    number = tl.load(chunks + 2 * chunk + 1)
-    start = tl.load(starts + segment)
-    left = (tl.load(starts + segment + 1) - start - number * CHUNK).to(tl.int32)
-    first = start + number * CHUNK
     k, t, v = tl.arange(0, BLOCK_K), tl.arange(0, CHUNK), tl.arange(0, BLOCK_V)
     there = t < left
     gate_at = t * VALUE_HEADS + head
